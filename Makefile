@@ -1,0 +1,80 @@
+# make eval | make test | make report | make lint: each does all its set-up first; a second run installs nothing.
+#
+#   PYTHON=python3.12     use this interpreter, which already has the packages, and install nothing
+#   TORCH='torch==2.13.0' which torch to install           TORCH_INDEX=URL  and from which package index
+#   CUDA=12 | 13 | none   override what nvidia-smi says     BASE_PYTHON=...  the interpreter .venv is made with
+#   ARGS='...'            passed on to `kbsub eval` or pytest
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?=
+BASE_PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+
+# The driver's CUDA major version, or "none". Only the driver counts: wheels bring their own toolkit.
+CUDA ?= $(or $(shell nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: *\([0-9]*\).*/\1/p' | head -n1),none)
+# The pin of the CPU runs. Where a driver is found, the newest torch that fits it is what one wants to measure.
+TORCH ?= $(if $(filter none,$(CUDA)),torch==2.13.0,torch>=2.9)
+# A driver of CUDA 12 cannot run the CUDA 13 build that plain `torch` is; PyTorch keeps its CUDA 12 builds apart.
+TORCH_INDEX ?= $(if $(filter 12,$(CUDA)),https://download.pytorch.org/whl/cu126)
+COMMA := ,
+EXTRAS := test,plots,cluster$(if $(filter none,$(CUDA)),,$(COMMA)cuda$(CUDA))
+WORKERS ?= $(if $(filter none,$(CUDA)),2,0)
+
+# `kbsub` without an installation: links that spell the import packages out. mypy reads them too.
+LINKS := build/types
+export PYTHONPATH := $(if $(PYTHON),$(CURDIR)/$(LINKS)$(if $(PYTHONPATH),:$(PYTHONPATH)),$(PYTHONPATH))
+
+ifeq ($(PYTHON),)
+PY := $(VENV)/bin/python
+# Named after what it was made from, so that a change of either installs again and a touched file does not.
+READY := $(VENV)/.ready-$(shell (cat pyproject.toml setup.py; echo '$(TORCH) $(TORCH_INDEX) $(CUDA) $(CURDIR)') | cksum | cut -d' ' -f1)
+else
+PY := $(PYTHON)
+READY :=
+endif
+KBSUB := $(PY) -m kbsub.eval.cli
+
+.PHONY: help setup links fetch eval test lint report
+help: ## this list
+	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 10
+	@sed -n '3,6s/^# //p' Makefile
+
+setup: $(READY) links ## make .venv and install everything (nothing when PYTHON= is given)
+
+ifneq ($(READY),)
+$(READY):
+	@$(BASE_PYTHON) -c 'import sys; sys.exit(f"Python >= 3.10 is needed, {sys.executable} is {sys.version.split()[0]}: set BASE_PYTHON=" if sys.version_info < (3, 10) else 0)'
+	@test -x $(PY) || $(BASE_PYTHON) -m venv $(VENV)
+	@echo "installing $(TORCH) and kb-submissions[$(EXTRAS)] into $(VENV) (CUDA driver: $(CUDA))"
+ifneq ($(TORCH_INDEX),)
+	@$(PY) -m pip install -q --index-url '$(TORCH_INDEX)' '$(TORCH)'
+endif
+	@$(PY) -m pip install -q '$(TORCH)' -e '.[$(EXTRAS)]'
+	@rm -f $(VENV)/.ready-* && touch $@
+endif
+
+links:
+	@mkdir -p $(LINKS)/kbsub
+	@for top in adapters eval submissions; do ln -sfn ../../../$$top $(LINKS)/kbsub/$$top; done
+
+# Never fatal: without the checkout the runs say what they could not certify.
+fetch: setup
+	@$(KBSUB) fetch --best-effort
+
+eval: fetch ## judge every candidate: official verdict where there is a GPU, honest CPU rows where there is none
+	$(KBSUB) eval $(ARGS)
+
+lint: setup ## ruff and mypy --strict
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+
+test: fetch lint ## lint, then every test; ends with what was skipped and why
+	$(PY) -m pytest $(if $(filter 0,$(WORKERS)),,-n $(WORKERS) --dist worksteal) $(ARGS)
+
+report: setup ## remake every table and plot from the committed results
+	$(KBSUB) report

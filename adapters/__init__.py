@@ -1,0 +1,1 @@
+"""Everything that touches KernelBench, and nothing else does: checkout, task, candidate, evaluator."""

@@ -1,0 +1,1 @@
+"""What this project adds to the official verdict; it never edits what upstream says."""

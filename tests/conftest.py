@@ -1,0 +1,66 @@
+"""What every test shares: the two markers' conditions, and the end-of-run list of what was skipped and why."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from functools import lru_cache
+
+import pytest
+
+if os.environ.get("PYTEST_XDIST_WORKER"):
+    # One worker a core: the OpenMP pools of several workers would fight over the same cores.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@lru_cache(maxsize=None)
+def missing_gpu() -> str | None:
+    """Why `gpu` tests cannot run here, or None."""
+    import torch
+
+    if torch.cuda.is_available():
+        return None
+    return "gpu: torch sees no NVIDIA GPU (run `make test` on a machine with one)"
+
+
+@lru_cache(maxsize=None)
+def missing_checkout() -> str | None:
+    """Why `kernelbench` tests cannot run here, or None."""
+    from kbsub.adapters.checkout import CheckoutError, find_checkout
+
+    try:
+        find_checkout()
+    except CheckoutError as error:
+        return f"kernelbench: {str(error).splitlines()[0]}"
+    return None
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for marker, reason in (("gpu", missing_gpu), ("kernelbench", missing_checkout)):
+        if item.get_closest_marker(marker) and (why := reason()):
+            pytest.skip(why)
+
+
+@pytest.fixture(scope="session")
+def kernelbench():
+    """The verified KernelBench checkout (`.path`, `.commit`); skips, with the mending command, where there is none."""
+    if why := missing_checkout():
+        pytest.skip(why)
+    from kbsub.adapters.checkout import find_checkout
+
+    return find_checkout()
+
+
+def skip_reason(report: pytest.TestReport | pytest.CollectReport) -> str:
+    longrepr = report.longrepr
+    text = longrepr[2] if isinstance(longrepr, tuple) else str(longrepr)
+    return text.removeprefix("Skipped: ").strip()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    reasons = Counter(skip_reason(report) for report in terminalreporter.stats.get("skipped", []))
+    terminalreporter.section("not certified by this run")
+    if not reasons:
+        terminalreporter.write_line("nothing was skipped")
+    for reason, count in sorted(reasons.items()):
+        terminalreporter.write_line(f"{count:4d} skipped  {reason}")
