@@ -14,6 +14,12 @@ import kbsub.eval.commands as commands
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Judge KernelBench candidates.")
 
+
+@app.callback()
+def root() -> None:
+    """Judge KernelBench candidates: official verdict, bit identity, stress, oracle, guards, timing."""
+
+
 for module in pkgutil.iter_modules(commands.__path__):
     verb = importlib.import_module(f"{commands.__name__}.{module.name}")
     if hasattr(verb, "command"):
