@@ -69,7 +69,7 @@ class JudgeFailure(Exception):
 
 @dataclass(frozen=True)
 class Outcome:
-    """One finished run: `value` is the judge's dict, `log` the child's stdout and stderr (bounded), `seconds` wall time."""
+    """One finished run: `value` is the judge's dict, `log` the child's output (bounded), `seconds` its wall time."""
 
     status: Status
     value: dict[str, Any] | None
@@ -178,7 +178,8 @@ def run_isolated(
         order.seek(0)
         # Safe path: the working directory is not importable in the child, as it is not in the `kbsub` command itself.
         variables = {**os.environ, **(env or {}), _RUN_VARIABLE: token, "PYTHONSAFEPATH": "1"}
-        command = [sys.executable, "-u", "-X", "faulthandler", "-m", "kbsub.adapters.isolation", str(send), str(os.getpid())]
+        interpreter = [sys.executable, "-u", "-X", "faulthandler"]
+        command = [*interpreter, "-m", "kbsub.adapters.isolation", str(send), str(os.getpid())]
         try:
             child = subprocess.Popen(
                 command,
@@ -285,7 +286,7 @@ def _verdict(code: int, frames: _Frames, log: str, timed_out: bool, timeout_s: f
             return Status.OUT_OF_MEMORY, f"std::bad_alloc{where}"
         return Status.CRASHED, f"died of {name}{where}"
     if code == _NO_RESULT_CODE:
-        return Status.CRASHED, f"the result pipe was closed{where}: the candidate closes file descriptors it did not open"
+        return Status.CRASHED, f"the result pipe was closed{where}: a candidate closes only what it opened"
     return Status.CRASHED, f"the process ended with exit code {code}{where}, before there was a result"
 
 
@@ -349,7 +350,8 @@ def _settle(leave: Callable[[int], Any]) -> tuple[int, IO[bytes]]:
     if limit:
         import resource
 
-        resource.setrlimit(resource.RLIMIT_AS, (int(limit), int(limit)))
+        # Private writable memory, not address space: mapped libraries and reservations do not count.
+        resource.setrlimit(resource.RLIMIT_DATA, (int(limit), int(limit)))
     return pipe, order
 
 

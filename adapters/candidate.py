@@ -1,0 +1,90 @@
+"""Loads a ModelNew exactly as KernelBench does: executed as text, in the very dict the reference was executed in.
+
+So a module-level `batch_size = 1` changes the official inputs, `__file__` does not exist, and with a build folder two
+lines come first, which makes a `from __future__` a syntax error. Must not know what the candidate is for.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
+
+from kbsub.adapters.isolation import JudgeFailure, Status, is_out_of_memory
+from kbsub.adapters.task import Modules, Task
+
+# Imports that a machine without CUDA cannot honour.
+_CUDA_IMPORTS = ("cupy", "cupy_backends", "triton", "torch.utils.cpp_extension", "cutlass", "tilelang", "cuda")
+
+
+class CandidateError(JudgeFailure):
+    """The file does not give a ModelNew; as a judge's failure it is a COMPILE_ERROR row."""
+
+    def __init__(self, message: str, status: Status = Status.COMPILE_ERROR) -> None:
+        super().__init__(status, message)
+
+
+def load_candidate(source: str, task: Task, *, build_dir: bool = False, modules: Modules | None = None) -> type[Any]:
+    """Execute `source` in the dict of `modules` (by default that of a fresh `task.modules()`) and return its ModelNew.
+
+    `build_dir=True` puts upstream's two lines first. Raises CandidateError: a syntax error with its line, an import
+    or any other error while the file is executed, no ModelNew.
+    """
+    context = (modules or task.modules()).context
+    text = source
+    if build_dir:
+        import tempfile
+
+        folder = str(Path(tempfile.gettempdir()) / "kbsub-build")
+        context["BUILD_DIRECTORY"] = folder
+        text = f"import os\nos.environ['TORCH_EXTENSIONS_DIR'] = {folder!r}\n{source}"
+    try:
+        exec(compile(text, "<string>", "exec"), context)
+    except SyntaxError as error:
+        line = (error.lineno or 0) - (2 if build_dir else 0)
+        raise CandidateError(f"line {line}: {error.msg}") from error
+    except Exception as error:
+        status = Status.OUT_OF_MEMORY if is_out_of_memory(error) else Status.COMPILE_ERROR
+        raise CandidateError(f"raised while the file was executed: {type(error).__name__}: {error}", status) from error
+    model = context.get("ModelNew")
+    if model is None:
+        raise CandidateError("defines no ModelNew")
+    return model  # type: ignore[no-any-return]
+
+
+def source_problem(source: str) -> str | None:
+    """What is wrong with a file before it is executed (syntax, no ModelNew), or None; nothing is run.
+
+    Upstream gives one message for both; this one says which, and on which line.
+    """
+    try:
+        ast.parse(source)
+    except (SyntaxError, ValueError) as error:
+        return f"line {getattr(error, 'lineno', 0)}: {getattr(error, 'msg', error)}"
+    return None if "ModelNew" in source else "defines no ModelNew"
+
+
+def cuda_source_of(source: str) -> str | None:
+    """What makes the file need CUDA ("CUDA_SOURCE", "import cupy" ...), read from its text, or None."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return None
+    for node in tree.body:
+        targets: list[ast.expr] = []
+        if isinstance(node, ast.Assign):
+            targets = node.targets
+        elif isinstance(node, ast.AnnAssign):
+            targets = [node.target]
+        if any(isinstance(target, ast.Name) and target.id == "CUDA_SOURCE" for target in targets):
+            return "CUDA_SOURCE"
+    for node in ast.walk(tree):
+        modules = []
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            modules = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        for module in modules:
+            if any(module == name or module.startswith(name + ".") for name in _CUDA_IMPORTS):
+                return f"import {module}"
+    return None
