@@ -1,0 +1,55 @@
+"""The native operator without parameters, then the affine part as two elementwise operators.
+
+Contract: tolerance. Mean and rstd are native's own; gamma * z and the sum are rounded one by one where native
+fuses them, so the last bit differs once gamma and beta are not 1 and 0.
+
+From the reference: only the affine part moves out. It costs two more trips through memory, and wins nothing:
+the rung shows that native's time is not in gamma and beta.
+
+Inference only. The experiment this restates is public: see README.md.
+"""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class AffineSplit(nn.Module):
+    """The state of nn.LayerNorm (weight ones, bias zeros, eps); gamma and beta applied outside it."""
+
+    def __init__(self, normalized_shape, eps: float):
+        super().__init__()
+        shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        if not shape or not all(isinstance(size, int) and size > 0 for size in shape):
+            raise RuntimeError(f"normalized_shape: {normalized_shape} must be one or more positive integers")
+        self.normalized_shape = shape
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(shape))
+        self.bias = nn.Parameter(torch.zeros(shape))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(x, self.normalized_shape, None, None, self.eps) * self.weight + self.bias
+
+
+def require_supported(x: torch.Tensor, ln: AffineSplit):
+    """Raises ValueError, naming the tensor and the rule; what torch's own operators take is taken."""
+    if ln.weight is None or ln.bias is None:
+        raise ValueError("weight, bias: both must be present (an affine layer norm)")
+    if tuple(x.shape[1:]) != ln.normalized_shape:
+        raise ValueError(f"x: shape {tuple(x.shape)} must be (rows, *{ln.normalized_shape})")
+    for name, tensor in (("weight", ln.weight), ("bias", ln.bias)):
+        if tensor.device != x.device or tensor.dtype != x.dtype:
+            have, want = (tensor.device, tensor.dtype), (x.device, x.dtype)
+            raise ValueError(f"{name}: on {have[0]} as {have[1]}, must be like x: on {want[0]} as {want[1]}")
+
+
+class ModelNew(nn.Module):
+    def __init__(self, normalized_shape, eps: float = 1e-5):
+        super().__init__()
+        self.ln = AffineSplit(normalized_shape, eps)
+
+    @torch.no_grad()
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x (rows, *normalized_shape), float of any width, any device -> the same shape and dtype."""
+        require_supported(x, self.ln)
+        return self.ln(x)

@@ -1,0 +1,60 @@
+"""`native_affine_split.py` traced by TorchScript, whose fuser makes one kernel of product and sum.
+
+Contract: tolerance, as the rung below it. The fuser may contract the product and the sum into one
+rounding or not; either is within the last bit or two of native.
+
+From `native_affine_split.py`: one trip through memory less. Traced on the first call and again when device, dtype,
+shape, a parameter's storage or eps changes.
+
+Inference only. The experiment this restates is public: see README.md.
+"""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class AffineSplit(nn.Module):
+    """The state of nn.LayerNorm (weight ones, bias zeros, eps); gamma and beta applied outside it."""
+
+    def __init__(self, normalized_shape, eps: float):
+        super().__init__()
+        shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        if not shape or not all(isinstance(size, int) and size > 0 for size in shape):
+            raise RuntimeError(f"normalized_shape: {normalized_shape} must be one or more positive integers")
+        self.normalized_shape = shape
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(shape))
+        self.bias = nn.Parameter(torch.zeros(shape))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(x, self.normalized_shape, None, None, self.eps) * self.weight + self.bias
+
+
+def require_supported(x: torch.Tensor, ln: AffineSplit):
+    """Raises ValueError, naming the tensor and the rule; what torch's own operators take is taken."""
+    if ln.weight is None or ln.bias is None:
+        raise ValueError("weight, bias: both must be present (an affine layer norm)")
+    if tuple(x.shape[1:]) != ln.normalized_shape:
+        raise ValueError(f"x: shape {tuple(x.shape)} must be (rows, *{ln.normalized_shape})")
+    for name, tensor in (("weight", ln.weight), ("bias", ln.bias)):
+        if tensor.device != x.device or tensor.dtype != x.dtype:
+            have, want = (tensor.device, tensor.dtype), (x.device, x.dtype)
+            raise ValueError(f"{name}: on {have[0]} as {have[1]}, must be like x: on {want[0]} as {want[1]}")
+
+
+class ModelNew(nn.Module):
+    def __init__(self, normalized_shape, eps: float = 1e-5):
+        super().__init__()
+        self.ln = AffineSplit(normalized_shape, eps)
+        self.traced = (None, None)  # key, traced ln: in a tuple, so that it is no submodule and not in the state dict
+
+    @torch.no_grad()
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x (rows, *normalized_shape), float of any width, any device -> the same shape and dtype."""
+        require_supported(x, self.ln)
+        pointers = (self.ln.weight.data_ptr(), self.ln.bias.data_ptr())
+        key = (x.device, x.dtype, tuple(x.shape), pointers, self.ln.eps)  # eps is a constant of the trace
+        if self.traced[0] != key:
+            self.traced = (key, torch.jit.trace(self.ln, (x,), check_trace=False))
+        return self.traced[1](x)
