@@ -43,6 +43,6 @@ class BuildWithPin(build_py):
 setup(
     packages=packages(),
     package_dir={f"kbsub.{top}": top for top in TOP_FOLDERS},
-    package_data={name: DATA for name in packages()},
+    package_data=dict.fromkeys(packages(), DATA),
     cmdclass={"build_py": BuildWithPin},
 )

@@ -229,7 +229,7 @@ def _clone_commit(source: str, tree: Path, pin: str, silence_s: float) -> None:
             "--no-tags",
             "--progress",  # the watchdog listens to it
             # The serving side of a local repository does not get our -c flags by itself.
-            "--upload-pack=git -c safe.directory=* upload-pack" if is_local(source) else "--upload-pack=git-upload-pack",
+            "--upload-pack=" + ("git -c safe.directory=* upload-pack" if is_local(source) else "git-upload-pack"),
             source,
             pin,
             silence_s=silence_s,

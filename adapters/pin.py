@@ -29,7 +29,8 @@ def read_pin(folders: tuple[Path, ...] = (HERE, HERE.parent)) -> str:
                 raise ValueError(f"{file}: expected one line of 40 hex digits, found {commit!r}")
             return commit
     raise FileNotFoundError(
-        f"{PIN_FILE} is in none of {', '.join(map(str, folders))}: reinstall kb-submissions (pip install --force-reinstall)"
+        f"{PIN_FILE} is in none of {', '.join(map(str, folders))}: the installation is incomplete, "
+        "mend it with: pip install --force-reinstall kb-submissions"
     )
 
 
