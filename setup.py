@@ -1,7 +1,7 @@
 """Maps the top-level folders to the import packages kbsub.adapters, kbsub.eval and kbsub.submissions.
 
 Everything else about the distribution is in pyproject.toml. Two things need code: every folder that holds a
-Python file is a package (so a new folder cannot be forgotten), and the pin travels inside the wheel.
+packaged file is a package (so a new folder cannot be forgotten), and the pin travels inside the wheel.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
 TOP_FOLDERS = ("adapters", "eval", "submissions")
-DATA = ["*.toml", "*.json", "*.md", "*.hpp", "*.h", "*.cpp", "*.cu", "py.typed"]
+DATA = ["*.toml", "*.json", "*.md", "*.hpp", "*.h", "*.cpp", "*.cu", "*.typed"]
 
 
 def packages() -> list[str]:
-    """Dotted names of every folder under the three top-level ones that holds a Python file."""
-    folders = {file.parent for top in TOP_FOLDERS for file in (ROOT / top).rglob("*.py")}
-    folders |= {ROOT / top for top in TOP_FOLDERS}
+    """Dotted names of every folder under the three top-level ones that holds a packaged file."""
+    patterns = ("*.py", *DATA)
+    folders = {file.parent for top in TOP_FOLDERS for glob in patterns for file in (ROOT / top).rglob(glob)}
     names = (folder.relative_to(ROOT).parts for folder in folders if "__pycache__" not in folder.parts)
     return sorted(".".join(("kbsub", *parts)) for parts in names)
 

@@ -264,7 +264,7 @@ import sys
 from pathlib import Path
 from kbsub.adapters import checkout
 checkout.verify.__kwdefaults__["pin"] = sys.argv[3]
-done = checkout.fetch(sys.argv[1], Path(sys.argv[2]), pin=sys.argv[3], silence_s=30, say=lambda text: print(text, flush=True))
+done = checkout.fetch(sys.argv[1], Path(sys.argv[2]), pin=sys.argv[3], silence_s=30, say=print)
 print("new" if done.new else "there", flush=True)
 """
 
@@ -305,7 +305,7 @@ def test_a_folder_that_cannot_be_written_is_named(upstream, tmp_path):
     folder, _, _ = upstream
     blocked = tmp_path / "file"
     blocked.write_text("")
-    with pytest.raises(CheckoutError, match="cannot write to .*--to FOLDER"):
+    with pytest.raises(CheckoutError, match=r"cannot write to .*--to FOLDER"):
         fetch(str(folder), blocked / "tree")
 
 
