@@ -1,0 +1,265 @@
+"""The two ways a program is timed here: graph replay in shuffled rounds, and upstream's own methods in the same run.
+
+Everything in this file is protocol: which program runs when, how often, between which events, and what is checked in
+between. What a program is, where its inputs come from and which device runs it, arrives through small interfaces, so
+that the protocol itself is tested without a GPU. All times are milliseconds.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+from kbsub.adapters.isolation import Status
+
+UPSTREAM_METHODS = ("cuda_event", "do_bench", "do_bench_impl", "host_time")
+GRAPH_REPLAY = "graph_replay"
+CPU_REHEARSAL = "cpu_rehearsal"  # what the same rounds are called on a CPU: never comparable with graph_replay
+METHODS = (GRAPH_REPLAY, *UPSTREAM_METHODS)
+
+
+@dataclass(frozen=True)
+class TimingProtocol:
+    """The numbers of the published experiment (graph replay) and of upstream's scripts (its own methods)."""
+
+    rounds: int = 35
+    replays: int = 5  # between two events; a sample is their mean
+    warmups: int = 8
+    order_seed: int = 913
+    trials: int = 100  # of each upstream method, spread over the passes below
+    passes: int = 4  # upstream's methods, too, are interleaved: 4 shuffled passes of 25 trials
+    upstream_warmups: int = 3  # as eval_kernel_against_ref uses for a candidate; the same for baselines
+    input_sets: int = 3
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if name != "order_seed" and value < 1:
+                raise ValueError(f"timing protocol: {name} is {value}, it must be at least 1")
+
+
+class Captured(Protocol):
+    """One program recorded on fixed input buffers: replay() runs it again, output() is where it writes."""
+
+    def replay(self) -> None: ...
+
+    def output(self) -> Any: ...
+
+
+class Machine(Protocol):
+    """The device under the clock (eval/machine.py)."""
+
+    def synchronize(self) -> None: ...
+
+    def elapsed_ms(self, replay: Callable[[], None], count: int) -> float: ...
+
+    def poison(self, output: Any) -> None: ...
+
+
+class Scene(Protocol):
+    """Inputs, reference outputs and checks of one shape and precision (eval/scene.py)."""
+
+    def load(self, round_index: int) -> int: ...
+
+    def load_pass(self, pass_index: int) -> tuple[list[Any], int]: ...
+
+    def check(self, name: str, output: Any, set_index: int) -> str | None: ...
+
+
+class Dropped(Exception):
+    """A program that leaves the run: its status and why. The others go on."""
+
+    def __init__(self, status: Status, message: str) -> None:
+        super().__init__(message)
+        self.status, self.message = status, message
+
+
+@dataclass
+class Series:
+    """What one method measured: samples by round for every program still there, and the order of every round."""
+
+    samples: dict[str, list[float]]
+    names: list[str]
+    orders: list[list[int]] = field(default_factory=list)  # indices into names
+    seconds: float = 0.0
+
+
+Guard = Callable[[str, str, Callable[[], Any]], tuple[bool, Any]]
+"""guard(name, stage, action): runs the action for one program; (False, None) when that program was dropped by it."""
+
+
+def round_orders(count: int, rounds: int, seed: int) -> list[list[int]]:
+    """The order of every round: a fresh shuffle of range(count), all from one `random.Random(seed)`."""
+    shuffler = random.Random(seed)
+    orders = []
+    for _ in range(rounds):
+        order = list(range(count))
+        shuffler.shuffle(order)
+        orders.append(order)
+    return orders
+
+
+def replay_rounds(
+    captured: Mapping[str, Captured],
+    machine: Machine,
+    scene: Scene,
+    protocol: TimingProtocol,
+    guard: Guard,
+    out_of_time: Callable[[], bool] = lambda: False,
+) -> Series:
+    """Graph replay: each round loads new input contents, then times every program once, in that round's order.
+
+    A sample is the time of `replays` replays between two events, divided by their number. The device is idle before
+    the first event; the output is overwritten with NaN before it and checked after the last. When the time is up, the
+    run ends after a whole round, so that the samples stay paired.
+    """
+    series = Series({name: [] for name in captured}, list(captured))
+    started = time.monotonic()
+    gone: set[str] = set()
+    for index, order in enumerate(round_orders(len(captured), protocol.rounds, protocol.order_seed)):
+        if index and out_of_time():
+            break
+        series.orders.append(order)
+        for position in order:
+            name = series.names[position]
+            if name in gone:
+                continue
+
+            def sample(program: Captured = captured[name], name: str = name, index: int = index) -> float:
+                shown = scene.load(index)  # for each program: one that wrote to its input has not spoiled this one's
+                machine.poison(program.output())
+                machine.synchronize()
+                sample_ms = machine.elapsed_ms(program.replay, protocol.replays) / protocol.replays
+                complaint = scene.check(name, program.output(), shown)
+                if complaint:
+                    raise Dropped(Status.INCORRECT_NUMERICAL, f"{GRAPH_REPLAY}, round {index}: {complaint}")
+                return sample_ms
+
+            kept, value = guard(name, f"{GRAPH_REPLAY} round {index}", sample)
+            if kept:
+                series.samples[name].append(value)
+            else:
+                gone.add(name)
+    series.seconds = time.monotonic() - started
+    return series
+
+
+def upstream_rounds(
+    method: str,
+    function: Callable[..., list[float]],
+    programs: Mapping[str, Callable[..., Any]],
+    scene: Scene,
+    protocol: TimingProtocol,
+    guard: Guard,
+    device: Any,
+    out_of_time: Callable[[], bool] = lambda: False,
+) -> Series:
+    """One of upstream's methods, called as it is, in shuffled passes over all programs.
+
+    Every pass hands the programs another set of input addresses, and the contents behind each address change from pass
+    to pass. The last output of every call is checked. `function` is what upstream's get_timing_function returns.
+    """
+    series = Series({name: [] for name in programs}, list(programs))
+    started = time.monotonic()
+    gone: set[str] = set()
+    trials = math.ceil(protocol.trials / protocol.passes)
+    for index, order in enumerate(round_orders(len(programs), protocol.passes, protocol.order_seed)):
+        if index and out_of_time():
+            break
+        series.orders.append(order)
+        for position in order:
+            name = series.names[position]
+            if name in gone:
+                continue
+
+            def sample(name: str = name, index: int = index) -> list[float]:
+                last = _LastOutput(programs[name])
+                arguments, shown = scene.load_pass(index)
+                times = function(
+                    last,
+                    arguments,
+                    num_warmup=protocol.upstream_warmups,
+                    num_trials=trials,
+                    discard_first=1,
+                    verbose=False,
+                    device=device,
+                )
+                complaint = scene.check(name, last.output, shown)
+                if complaint:
+                    raise Dropped(Status.INCORRECT_NUMERICAL, f"{method}, pass {index}: {complaint}")
+                return [float(value) for value in times]
+
+            kept, value = guard(name, f"{method} pass {index}", sample)
+            if kept:
+                series.samples[name].extend(value)
+            else:
+                gone.add(name)
+    series.seconds = time.monotonic() - started
+    return series
+
+
+class _LastOutput:
+    """Calls a program and keeps what it returned, as upstream's own loop does in its variable `_`."""
+
+    def __init__(self, program: Callable[..., Any]) -> None:
+        self.program, self.output = program, None
+
+    def __call__(self, *arguments: Any) -> Any:
+        self.output = self.program(*arguments)
+        return self.output
+
+
+def quartiles(samples: Sequence[float]) -> tuple[float, float, float]:
+    """(q25, median, q75) as the published protocol takes them: a[n//4], the median, a[3n//4] of the sorted samples."""
+    ordered = sorted(samples)
+    return ordered[len(ordered) // 4], statistics.median(ordered), ordered[3 * len(ordered) // 4]
+
+
+def replay_statistics(samples: Sequence[float], protocol: TimingProtocol) -> dict[str, Any]:
+    """The `.timing.graph_replay` object of a result file; every sample kept, sample i from round i."""
+    q25, median, q75 = quartiles(samples)
+    return {
+        "median_ms": median,
+        "q25_ms": q25,
+        "q75_ms": q75,
+        "samples_ms": list(samples),
+        "order_seed": protocol.order_seed,
+        "replays": protocol.replays,
+        "warmups": protocol.warmups,
+        **spread(samples),
+    }
+
+
+def upstream_statistics(samples: Sequence[float], stats: Mapping[str, Any], protocol: TimingProtocol) -> dict[str, Any]:
+    """The `.timing.<upstream method>` object; `stats` is upstream's get_timing_stats (3 significant digits)."""
+    return {
+        "mean_ms": stats["mean"],
+        "std_ms": stats["std"],
+        "min_ms": stats["min"],
+        "max_ms": stats["max"],
+        "trials": stats["num_trials"],
+        "samples_ms": list(samples),
+        "order_seed": protocol.order_seed,
+        "passes": protocol.passes,
+        **spread(samples),
+    }
+
+
+def spread(samples: Sequence[float]) -> dict[str, Any]:
+    """Relative interquartile range, and how many samples a 0.5% standard error of the mean would take."""
+    q25, median, q75 = quartiles(samples)
+    mean = statistics.fmean(samples)
+    deviation = statistics.stdev(samples) if len(samples) > 1 else math.inf
+    needed = math.ceil((deviation / (0.005 * mean)) ** 2) if math.isfinite(deviation) else None
+    return {"relative_iqr": (q75 - q25) / median, "samples_for_half_percent": max(needed, 1) if needed is not None else None}
+
+
+def bench(payload: dict[str, Any], progress: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """Target of the bench child: all candidates and baselines of one run in one process (eval/bench_child.py)."""
+    from kbsub.eval.bench_child import run
+
+    return run(payload, progress)
