@@ -1,0 +1,157 @@
+"""Calls upstream's own evaluator, unmodified, from the verified checkout. Runs in a child process only.
+
+Knows how upstream's package is imported and how its scripts call it. Must not judge: whatever the evaluator returns,
+None included, goes back as it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import io
+import re
+import sys
+import tempfile
+import types
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kbsub.adapters.task import CORRECTNESS_TRIALS, PERFORMANCE_TRIALS, Task
+
+TIMING_METHOD = "cuda_event"
+# A name that upstream does not know, so that it takes the plain path: exec in the reference's dict.
+BACKEND = "cupy"
+# Clients that upstream's `utils` imports and its evaluator never calls, with the names it takes from each.
+_CLIENTS = {"openai": "OpenAI", "litellm": "completion", "dotenv": "load_dotenv"}
+
+
+class EvaluatorError(Exception):
+    """Upstream's package cannot be imported; the message says what is missing and how to mend it."""
+
+
+@dataclass(frozen=True)
+class Upstream:
+    """The imported `kernelbench.eval`, and the names of the client modules that were stood in for."""
+
+    module: types.ModuleType
+    stand_ins: tuple[str, ...]
+
+
+def stand_in_for_missing_clients() -> tuple[str, ...]:
+    """Put an inert module where one of upstream's client packages is not installed; returns their names."""
+    missing = tuple(
+        name for name in sorted(_CLIENTS) if name not in sys.modules and importlib.util.find_spec(name) is None
+    )
+    for name in missing:
+        module = types.ModuleType(name, f"Inert stand-in: {name} is not installed, and the evaluator does not use it.")
+        setattr(module, _CLIENTS[name], _inert(name))
+        sys.modules[name] = module
+    return missing
+
+
+def _inert(name: str) -> Callable[..., bool]:
+    def client(*arguments: Any, **options: Any) -> bool:
+        if name == "dotenv":  # called while upstream's utils are imported: there is no .env to load
+            return False
+        raise RuntimeError(f"{name} is not installed; this is the inert stand-in of kb-submissions")
+
+    return client
+
+
+def import_upstream(kernelbench: Path) -> Upstream:
+    """Import `kernelbench.eval` from the root of a verified checkout. Raises EvaluatorError when it cannot be."""
+    source = Path(kernelbench) / "src"
+    if str(source) not in sys.path:
+        sys.path.insert(0, str(source))
+    stand_ins = stand_in_for_missing_clients()
+    sys.dont_write_bytecode, before = True, sys.dont_write_bytecode  # the checkout stays as it was fetched
+    try:
+        module = importlib.import_module("kernelbench.eval")
+    except ImportError as error:
+        raise EvaluatorError(f"upstream's evaluator needs {error.name or error}: pip install {error.name}") from error
+    finally:
+        sys.dont_write_bytecode = before
+    origin = Path(module.__file__ or "").resolve()
+    if not origin.is_relative_to(source.resolve()):
+        raise EvaluatorError(f"kernelbench was imported from {origin.parent}, not from the checkout {source}")
+    return Upstream(module, stand_ins)
+
+
+def evaluate(
+    upstream: Upstream, task: Task, candidate: str, device: str, progress: Callable[[dict[str, Any]], None]
+) -> Any:
+    """What upstream's `eval_kernel_against_ref` returns for `candidate` (source text), called as its scripts do.
+
+    5 correctness trials, 100 timed, measured, `cuda_event`, with a build folder of the candidate's own. Verbose only
+    prints, between trials: those lines become progress events. Whatever escapes the evaluator is raised here.
+    """
+    import torch
+
+    listener = _Listener(sys.stdout, progress)
+    with redirect_stdout(listener):  # type: ignore[type-var]
+        return upstream.module.eval_kernel_against_ref(
+            original_model_src=task.source,
+            custom_model_src=candidate,
+            num_correct_trials=CORRECTNESS_TRIALS,
+            num_perf_trials=PERFORMANCE_TRIALS,
+            measure_performance=True,
+            timing_method=TIMING_METHOD,
+            verbose=True,
+            build_dir=str(build_folder(candidate)),
+            device=torch.device(device if ":" in device else f"{device}:0"),
+            backend=BACKEND,
+            precision=task.dtype,
+        )
+
+
+def serialisable(upstream: Upstream, metadata: dict[str, Any]) -> dict[str, Any]:
+    """Upstream's own conversion: metadata may hold exception objects."""
+    return dict(upstream.module.check_metadata_serializable_all_types(metadata))
+
+
+def build_folder(candidate: str) -> Path:
+    """Where extensions of this very source are built: in the user cache, or else a temporary folder."""
+    import platformdirs
+
+    folder = platformdirs.user_cache_path("kbsub") / "extensions" / hashlib.sha256(candidate.encode()).hexdigest()[:16]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="kbsub-"))
+    return folder
+
+
+class _Listener(io.TextIOBase):
+    """Passes upstream's verbose lines on, and says where it is: which trial, which seed."""
+
+    def __init__(self, stream: Any, progress: Callable[[dict[str, Any]], None]) -> None:
+        self.stream, self.progress = stream, progress
+        self.line, self.trial, self.stage = "", 0, "performance trial"
+
+    def write(self, text: str) -> int:
+        self.stream.write(text)
+        *lines, self.line = (self.line + text).split("\n")
+        for line in lines:
+            self._read(line)
+        return len(text)
+
+    def flush(self) -> None:
+        self.stream.flush()
+
+    def _read(self, line: str) -> None:
+        if line.startswith("[Eval] Loading and Compiling New Model"):
+            self.progress({"stage": "loading"})
+        elif match := re.match(r"\[Eval\] Generating Random Input with seed (\d+)", line):
+            self.trial += 1
+            self.progress({"stage": "trial", "index": self.trial, "of": CORRECTNESS_TRIALS, "seed": int(match[1])})
+        elif line.startswith("[Eval] Additional checks to flag excessive speedup"):
+            self.stage = "reference timing"
+            self.progress({"stage": self.stage})
+        elif line.startswith("[Eval] Measuring Performance"):
+            self.progress({"stage": "timing"})
+        elif match := re.match(r"Trial (\d+)0: ", line):  # every tenth: the bar needs no more
+            self.progress({"stage": self.stage, "index": 10 * int(match[1]), "of": PERFORMANCE_TRIALS})
