@@ -19,13 +19,13 @@ class AffineSplit(nn.Module):
 
     def __init__(self, normalized_shape, eps: float):
         super().__init__()
-        shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
-        if not shape or not all(isinstance(size, int) and size > 0 for size in shape):
-            raise RuntimeError(f"normalized_shape: {normalized_shape} must be one or more positive integers")
-        self.normalized_shape = shape
+        sizes = (normalized_shape,) if isinstance(normalized_shape, int) else normalized_shape
+        if not (isinstance(sizes, (tuple, list)) and sizes and all(isinstance(n, int) and n > 0 for n in sizes)):
+            raise RuntimeError(f"normalized_shape: {normalized_shape!r} must be one or more positive integers")
+        self.normalized_shape = tuple(sizes)
         self.eps = eps
-        self.weight = nn.Parameter(torch.ones(shape))
-        self.bias = nn.Parameter(torch.zeros(shape))
+        self.weight = nn.Parameter(torch.ones(self.normalized_shape))
+        self.bias = nn.Parameter(torch.zeros(self.normalized_shape))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return F.layer_norm(x, self.normalized_shape, None, None, self.eps) * self.weight + self.bias
