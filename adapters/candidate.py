@@ -70,12 +70,12 @@ def cuda_source_of(source: str) -> str | None:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
         return None
-    for node in tree.body:
+    for statement in tree.body:
         targets: list[ast.expr] = []
-        if isinstance(node, ast.Assign):
-            targets = node.targets
-        elif isinstance(node, ast.AnnAssign):
-            targets = [node.target]
+        if isinstance(statement, ast.Assign):
+            targets = statement.targets
+        elif isinstance(statement, ast.AnnAssign):
+            targets = [statement.target]
         if any(isinstance(target, ast.Name) and target.id == "CUDA_SOURCE" for target in targets):
             return "CUDA_SOURCE"
     for node in ast.walk(tree):

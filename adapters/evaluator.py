@@ -92,7 +92,7 @@ def evaluate(
     import torch
 
     listener = _Listener(sys.stdout, progress)
-    with redirect_stdout(listener):  # type: ignore[type-var]
+    with redirect_stdout(listener):
         return upstream.module.eval_kernel_against_ref(
             original_model_src=task.source,
             custom_model_src=candidate,

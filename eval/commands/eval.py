@@ -1,0 +1,176 @@
+"""`kbsub eval`: candidates through the official verdict, then identity, stress and oracle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+
+def command(
+    candidates: Annotated[
+        list[str] | None,
+        typer.Argument(help="Candidate files, or names in submissions/<task>; default: every one of the task."),
+    ] = None,
+    task: Annotated[str, typer.Option(help="level<L>_<id>, or the path of a reference program.")] = "level1_40",
+    precision: Annotated[str, typer.Option(help="fp32, fp16 or bf16.")] = "fp32",
+    only: Annotated[str, typer.Option(help="Stages, by comma: official, identity, stress, oracle, guards.")] = "",
+    timeout: Annotated[float, typer.Option(help="Seconds for one stage of one candidate.", min=1.0)] = 300.0,
+    out: Annotated[Path | None, typer.Option(help="Result file; rows of an existing one are kept.")] = None,
+    device: Annotated[str, typer.Option(help="cuda, cuda:<index>, or cpu through the host executor.")] = "",
+    full: Annotated[bool, typer.Option("--full", help="With --device cpu: the official shape.")] = False,
+    kernelbench: Annotated[Path | None, typer.Option(help="The checkout; default: as kbsub fetch left it.")] = None,
+) -> None:
+    """Judge candidates: KernelBench's own verdict, then this project's checks; a table and a JSON.
+
+    Exit code: 0 every row is OK or says why it could not be run here; 1 a row failed; 2 the call is wrong; 3 no GPU
+    for --device cuda.
+    """
+    from rich.console import Console
+
+    from kbsub.adapters.checkout import CheckoutError, CheckoutMissing, find_checkout
+    from kbsub.adapters.task import TaskError, resolve_task
+    from kbsub.eval.machine_facts import gpu_folder, gpu_name
+    from kbsub.eval.result import ResultError
+    from kbsub.eval.runner import Plan, failures, run
+    from kbsub.eval.stages import DEFAULT_STAGES, STAGES
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=160)  # a log file has no width of its own; 80 would fold the tables
+    stages = tuple(name.strip() for name in only.split(",") if name.strip()) or DEFAULT_STAGES
+    if unknown := [name for name in stages if name not in STAGES]:
+        _stop(2, f"--only {','.join(unknown)}: no such stage; there are {', '.join(STAGES)}")
+    index = int(device.partition(":")[2] or 0) if device.partition(":")[2].isdecimal() or ":" not in device else -1
+    if index < 0 or (device and device.partition(":")[0] not in ("cuda", "cpu")):
+        _stop(2, f"--device {device}: write cuda, cuda:<index> or cpu")
+    gpu = None if device == "cpu" else gpu_name(index)
+    if device.startswith("cuda") and gpu is None:
+        _stop(3, f"--device {device}: the NVIDIA driver offers no such GPU; see kbsub doctor")
+    try:
+        checkout: Path | None = find_checkout(kernelbench).path
+    except CheckoutMissing as error:
+        if kernelbench is not None:
+            _stop(2, str(error))
+        checkout = None
+        console.print(f"[yellow]{error}[/yellow]", highlight=False)
+    except CheckoutError as error:
+        _stop(2, str(error))
+    try:
+        plan = Plan(
+            task=resolve_task(task, kernelbench=checkout, precision=precision),
+            task_text=task,
+            candidates=_files(candidates or [], task),
+            stages=tuple(sorted(stages, key=list(STAGES).index)),
+            precision=precision,
+            device=(device or "cuda") if gpu else "cpu",
+            kernelbench=checkout,
+            timeout_s=timeout,
+            host_executor=device == "cpu",
+            full=full,
+            gpu=gpu,
+        )
+        target = out or Path("runs") / gpu_folder(gpu) / f"{plan.task.slug}.json"
+        show = _Show(console, plan)
+        with show:
+            rows, _ = run(plan, target, show.report, show.finished)
+    except (TaskError, ResultError) as error:
+        _stop(2, str(error))
+    _summary(console, plan, rows, target)
+    raise typer.Exit(1 if failures(rows) else 0)
+
+
+def _files(names: list[str], task: str) -> tuple[Path, ...]:
+    """The candidate files; a bare name is one of the task's own. Every file of the task without names."""
+    from kbsub.adapters.task import TaskError
+    from kbsub.eval.declarations import NOT_CANDIDATES
+    from kbsub.eval.machine_facts import submissions_folder
+
+    folder = submissions_folder(task)
+    if not names:
+        if folder is None:
+            raise TaskError(f"--task {task}: there is no folder submissions/{task}; name the candidate files")
+        return tuple(file for file in sorted(folder.glob("*.py")) if file.name not in NOT_CANDIDATES)
+    files = []
+    for name in names:
+        file = Path(name)
+        if (
+            not file.exists()
+            and folder is not None
+            and (folder / f"{file.stem}.py").exists()
+            and file.parent == Path(".")
+        ):
+            file = folder / f"{file.stem}.py"
+        if not file.is_file():
+            raise TaskError(
+                f"{name}: no such candidate file" + (f", and none of that name in {folder.name}" if folder else "")
+            )
+        files.append(file)
+    stems = [file.stem for file in files]
+    if twice := sorted({stem for stem in stems if stems.count(stem) > 1}):
+        raise TaskError(
+            f"{', '.join(twice)}: two files of one name would share a row; evaluate them with two --out files"
+        )
+    return tuple(files)
+
+
+class _Show:
+    """The progress bar on a terminal; a line a row everywhere."""
+
+    def __init__(self, console: Any, plan: Any) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self.console, self.plan = console, plan
+        columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+        self.progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self.bar = self.progress.add_task("", total=len(plan.candidates))
+
+    def __enter__(self) -> None:
+        self.progress.__enter__()
+
+    def __exit__(self, *what: Any) -> None:
+        self.progress.__exit__(*what)
+
+    def report(self, row: Any, stage: str, event: Any) -> None:
+        from kbsub.adapters.isolation import describe_event
+
+        of = f" of {event['of']}" if "of" in event else ""
+        self.progress.update(self.bar, description=f"{row.file.stem}: {stage}: {describe_event(event)}{of}")
+
+    def finished(self, row: Any) -> None:
+        self.progress.advance(self.bar)
+        seconds = sum(outcome.seconds for outcome in row.outcomes.values())
+        ended = ", ".join(f"{name} {outcome.status}" for name, outcome in row.outcomes.items())
+        self.console.print(f"{row.file.stem}: {ended} ({seconds:.1f} s)", highlight=False)
+
+
+def _summary(console: Any, plan: Any, rows: Any, target: Path) -> None:
+    """Official first and apart, then the rest, then every line a person must act on."""
+    from kbsub.eval.verdict_table import added_table, explanations, official_table
+
+    console.print()
+    if "official" in plan.stages:
+        console.print(official_table(plan, rows))
+    added = added_table(rows)
+    if added is not None:
+        console.print(added)
+    for line in explanations(rows):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    certified = sum(bool(row.fields.get("official")) for row in rows)
+    if "official" in plan.stages and not certified:
+        checked = sum("cpu_check" in row.fields for row in rows)
+        where = "no NVIDIA GPU" if plan.gpu is None else "no verdict from upstream's evaluator"
+        console.print(
+            f"Nothing official was certified ({where}): {checked} of {len(rows)} candidates were checked locally on the "
+            f"CPU, with the official predicate and seeds ({plan.task.provenance}).",
+            style="bold yellow",
+            highlight=False,
+            soft_wrap=True,
+        )
+    console.print(f"written to {target}", highlight=False)
+
+
+def _stop(code: int, message: str) -> NoReturn:
+    typer.echo(f"kbsub eval: {message}", err=True)
+    raise typer.Exit(code)

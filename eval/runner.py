@@ -1,0 +1,259 @@
+"""Runs candidates through stages, one child process each, and owns the result file, which is written after every stage.
+
+Must not know what a stage finds out, nor how it is shown. Imports no torch: the parent never touches a candidate.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kbsub.adapters import environment
+from kbsub.adapters.candidate import cuda_source_of
+from kbsub.adapters.isolation import MEMORY_LIMIT_VARIABLE, Outcome, Status, run_isolated
+from kbsub.adapters.task import Task
+from kbsub.eval.machine_facts import display_path, memory_limit_bytes
+from kbsub.eval.result import (
+    Baseline,
+    Candidate,
+    Environment,
+    Floors,
+    Result,
+    ResultError,
+    TaskFacts,
+    Timing,
+    read_result,
+    row_key,
+    update_result,
+)
+from kbsub.eval.stages import ENDS_THE_ROW, HONEST, STAGES, Stage
+
+ENVIRONMENT_TARGET = "kbsub.adapters.environment:judge"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one invocation does. `kernelbench` is a verified checkout or None; `device` "cuda", "cuda:1" or "cpu".
+
+    `host_executor` lets the stages run CUDA candidates on the CPU; `full` asks for the official shape there.
+    """
+
+    task: Task
+    task_text: str
+    candidates: tuple[Path, ...]
+    stages: tuple[str, ...]
+    precision: str
+    device: str
+    kernelbench: Path | None
+    timeout_s: float
+    host_executor: bool = False
+    full: bool = False
+    gpu: str | None = None
+
+
+@dataclass
+class Row:
+    """One candidate while it is judged: what goes into the file, and how each stage ended."""
+
+    file: Path
+    key: str
+    fields: dict[str, Any]
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    environment: dict[str, Any] | None = None
+
+    @property
+    def status(self) -> Status:
+        return Status(self.fields["status"])
+
+    @property
+    def failed(self) -> bool:
+        """Whether the row or one of its stages ended other than well or with an honest NOT_RUN."""
+        return self.status not in HONEST or any(outcome.status not in HONEST for outcome in self.outcomes.values())
+
+
+Report = Callable[[Row, str, Mapping[str, Any]], None]  # (row, stage, progress event)
+
+
+def run(plan: Plan, out: Path, report: Report, finished: Callable[[Row], None]) -> tuple[list[Row], Result]:
+    """Judge every candidate of the plan; returns the rows and the result as written to `out`.
+
+    Raises ResultError before anything is run when `out` holds something this run cannot be joined with.
+    """
+    check_joinable(plan, out)
+    rows: list[Row] = []
+    known: dict[str, Any] | None = None  # the environment block, once a child has reported it
+    result: Result | None = None
+    commit = environment.project_commit()
+    for file in plan.candidates:
+        row = Row(file, row_key(file.stem, plan.precision), {})
+        for name in plan.stages:
+            outcome = run_stage(plan, row, STAGES[name], functools.partial(report, row, name))
+            _record(row, STAGES[name], outcome)
+            known = row.environment or known
+            if known is None:
+                found = run_isolated(ENVIRONMENT_TARGET, {"device": plan.device}, timeout_s=120)
+                if found.value is None:
+                    raise ResultError(
+                        f"torch does not answer on this machine: {found.status}: {found.message}\n{found.log}"
+                    )
+                known = found.value["environment"]
+            result = update_result(out, _as_result(plan, row, {**known, "project_commit": commit}))
+        rows.append(row)
+        finished(row)
+    if result is None:
+        raise ResultError("no candidate and no stage: there is nothing to run")
+    return rows, result
+
+
+def check_joinable(plan: Plan, out: Path) -> None:
+    """Raise ResultError when `out` exists and is no result of this task on this GPU."""
+    if not out.exists():
+        return
+    there = read_result(out)
+    if there.task.sha256 != plan.task.sha256 or there.task.provenance != plan.task.provenance:
+        raise ResultError(
+            f"{out} is about level{there.task.level}_{there.task.problem_id} ({there.task.provenance}), this run about "
+            f"{plan.task.slug} ({plan.task.provenance}); write to another file with --out"
+        )
+    if there.environment.gpu != plan.gpu:
+        here, old = plan.gpu or "no GPU", there.environment.gpu or "no GPU"
+        raise ResultError(f"{out} was made with {old}, this run has {here}; write to another file with --out")
+
+
+def run_stage(plan: Plan, row: Row, stage: Stage, on_progress: Callable[[dict[str, Any]], None]) -> Outcome:
+    """One stage of one candidate in a child process; a reason not to run it is an Outcome, too."""
+    source, problem = read_source(row.file)
+    declaration, wrong = declaration_for(row.file)
+    if not row.fields:
+        row.fields = _blank_row(row.file, plan.precision, declaration)
+        if wrong:  # the candidate can be judged all the same; what it claims is unknown
+            row.fields["declaration_error"] = wrong
+    reason = _reason_not_to_run(plan, row, stage, source, declaration)
+    if problem or reason:
+        status = Status.COMPILE_ERROR if problem else Status.NOT_RUN
+        return Outcome(status, None, problem or reason or "", "", 0.0)
+    payload = {
+        "candidate": display_path(row.file),
+        "candidate_source": source,
+        "stem": row.file.stem,
+        "task": plan.task_text,
+        "precision": plan.precision,
+        "kernelbench": str(plan.kernelbench) if plan.kernelbench else None,
+        "device": plan.device,
+        "declaration": declaration,
+        "timeout_s": plan.timeout_s,
+        "host_executor": plan.host_executor,
+        "full": plan.full,
+    }
+    limit = memory_limit_bytes() if plan.device == "cpu" else None
+    variables = {MEMORY_LIMIT_VARIABLE: str(limit)} if limit else {}
+    return run_isolated(stage.target, payload, timeout_s=plan.timeout_s, on_progress=on_progress, env=variables)
+
+
+def read_source(file: Path) -> tuple[str, str | None]:
+    """(text, None), or ("", what is wrong): a file that is no text is a row, not a failure of the run."""
+    try:
+        return file.read_text("utf-8"), None
+    except (OSError, UnicodeDecodeError) as error:
+        return "", f"cannot be read as UTF-8 text: {error}"
+
+
+def declaration_for(file: Path) -> tuple[dict[str, Any], str | None]:
+    """({contract, ...}, None); ({}, None) for a file of one's own; ({}, what is wrong with candidates.toml)."""
+    from kbsub.eval.declarations import DeclarationError, declaration_of
+
+    try:
+        declaration = declaration_of(file)
+    except DeclarationError as error:
+        return {}, str(error)
+    return (declaration.model_dump(mode="json") if declaration else {}), None
+
+
+def _reason_not_to_run(plan: Plan, row: Row, stage: Stage, source: str, declaration: Mapping[str, Any]) -> str | None:
+    official = row.outcomes.get("official")
+    if official is not None and official.status in ENDS_THE_ROW:
+        return f"the official stage ended with {official.status}"
+    declared = declaration.get("precision")
+    if declared and plan.precision not in declared:
+        return f"candidates.toml declares it for {', '.join(declared)} only"
+    needs = cuda_source_of(source)
+    if plan.device == "cpu" and needs and not plan.host_executor:
+        return f"needs an NVIDIA GPU ({needs}); --device cpu runs its kernels on the host"
+    if importlib.util.find_spec(stage.target.partition(":")[0]) is None:
+        return f"this version of kbsub has no {stage.name} stage"
+    return None
+
+
+def _blank_row(file: Path, precision: str, declaration: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError:
+        digest = hashlib.sha256(b"").hexdigest()
+    return {
+        "sha256": digest,
+        "contract": declaration.get("contract"),
+        "precision": precision,
+        "status": Status.NOT_RUN.value,
+        "reason": "the official stage was not asked for",
+        "stages": {},
+    }
+
+
+def _record(row: Row, stage: Stage, outcome: Outcome) -> None:
+    """Put one outcome into the row. Only the official stage touches `status`, `reason` and `timing`."""
+    row.outcomes[stage.name] = outcome
+    found = dict(outcome.value or {})
+    row.environment = found.pop("environment", None) or row.environment
+    row.fields["stages"][stage.name] = {
+        "status": outcome.status.value,
+        "message": outcome.message,
+        "seconds": round(outcome.seconds, 3),
+        # The child's own words, where a person will want them.
+        **({"log": outcome.log[-4000:]} if outcome.status not in HONEST else {}),
+    }
+    if stage.name != "official":
+        if found:
+            row.fields[stage.key] = found
+        return
+    verdict = found.pop("verdict", {"status": outcome.status.value, "reason": outcome.message or None})
+    row.fields["status"], row.fields["reason"] = verdict["status"], verdict["reason"]
+    row.fields["official"] = found.pop("official", None)
+    row.fields.update(found)  # timing, reference, floors, or the CPU's local check
+    # The row's verdict is the stage's end, too: what upstream failed must stop the other stages and the exit code.
+    if outcome.status is Status.OK and Status(verdict["status"]) is not Status.OK:
+        ended = Outcome(Status(verdict["status"]), outcome.value, verdict["reason"] or "", outcome.log, outcome.seconds)
+        row.outcomes[stage.name] = ended
+        row.fields["stages"][stage.name] |= {"status": verdict["status"], "message": verdict["reason"]}
+
+
+def _as_result(plan: Plan, row: Row, environment_block: Mapping[str, Any]) -> Result:
+    """A result that holds this one row, ready to be joined into the file."""
+    task = TaskFacts(
+        level=plan.task.level,
+        problem_id=plan.task.problem_id,
+        sha256=plan.task.sha256,
+        provenance=plan.task.provenance,
+    )
+    result = Result(
+        environment=Environment.model_validate(environment_block),
+        task=task,
+        candidates={row.key: Candidate.model_validate(row.fields)},
+    )
+    floors = row.fields.get("floors") or {}
+    if plan.precision == "fp32" and "memory_ms" in floors:
+        result.floors = Floors(memory_ms=floors["memory_ms"], copy_gb_s=floors["copy_gb_s"])
+    reference = row.fields.get("reference")
+    if reference:
+        timing = {method: Timing.model_validate(block) for method, block in reference.items()}
+        result.baselines = {row_key("eager", plan.precision): Baseline(timing=timing)}
+    return result
+
+
+def failures(rows: Sequence[Row]) -> list[Row]:
+    """The rows that cost the run its exit code 0."""
+    return [row for row in rows if row.failed]

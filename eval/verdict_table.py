@@ -1,0 +1,123 @@
+"""Shows rows: the official table first and apart, then what this project adds. Knows rich and rows, runs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from kbsub.adapters.isolation import Status
+from kbsub.eval.runner import Plan, Row
+from kbsub.eval.stages import STAGES
+
+_COLOURS = {Status.OK: "green", Status.NOT_RUN: "yellow"}
+
+
+def official_table(plan: Plan, rows: Sequence[Row]) -> Table:
+    """Upstream's words; on a CPU the same columns, titled as the local check that they are."""
+    certified = any(row.fields.get("official") for row in rows)
+    title = (
+        f"Official verdict, KernelBench's own evaluator: {plan.task.slug}, {plan.precision} ({plan.task.provenance})"
+    )
+    if not certified:
+        title = f"Nothing official, local check only: {plan.task.slug}, {plan.precision} ({plan.task.provenance})"
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
+    table.add_column("candidate", no_wrap=True)
+    table.add_column("status", no_wrap=True)
+    for column in ("compiled", "correct", "trials"):
+        table.add_column(column)
+    for column in ("ms", "reference ms", "speedup", "floor %"):
+        table.add_column(column, justify="right")
+    table.add_column("flags")
+    for row in rows:
+        table.add_row(*_official_cells(row))
+    return table
+
+
+def added_table(rows: Sequence[Row]) -> Table | None:
+    """This project's own stages, a column each; None when none was asked for."""
+    names = [name for name in STAGES if name != "official" and any(name in row.outcomes for row in rows)]
+    if not names:
+        return None
+    table = Table(title="Beyond the official check (never part of it)", box=box.SIMPLE_HEAD, title_justify="left")
+    table.add_column("candidate", no_wrap=True)
+    for name in names:
+        table.add_column(f"{name}, equal_nan=True" if name == "stress" else name)
+    for row in rows:
+        table.add_row(row.file.stem, *(_stage_cell(row, name) for name in names))
+    return table
+
+
+def explanations(rows: Sequence[Row]) -> list[str]:
+    """One line for every row or stage that did not end well: what happened, where, and what to do next."""
+    lines = []
+    for row in rows:
+        if "declaration_error" in row.fields:
+            lines.append(f"{row.file.parent.name}/{row.file.name}, declaration: {row.fields['declaration_error']}")
+        for name, outcome in row.outcomes.items():
+            if outcome.status is Status.OK:
+                continue
+            told = (
+                outcome.message
+                if outcome.message.startswith(str(outcome.status))
+                else f"{outcome.status}: {outcome.message}"
+            )
+            again = f"kbsub eval {row.file} --only {name}"
+            hint = {
+                Status.TIMEOUT: f". Rerun it alone with: {again} --timeout 900",
+                Status.CRASHED: f". Its output is in the result file (stages.{name}.log). Rerun it alone with: {again}",
+            }.get(outcome.status, "")
+            lines.append(f"{row.file.parent.name}/{row.file.name}, {name}: {told}{hint}")
+    return lines
+
+
+def speedup(fields: Mapping[str, Any]) -> float | None:
+    """reference / candidate of upstream's own means, or None where it timed only one of them."""
+    official = fields.get("official") or {}
+    mine, reference = official.get("runtime", -1.0), official.get("ref_runtime", -1.0)
+    return reference / mine if official.get("correctness") and mine > 0 and reference > 0 else None
+
+
+def flags(fields: Mapping[str, Any]) -> list[str]:
+    """Upstream's own warnings, in its words."""
+    metadata = (fields.get("official") or {}).get("metadata", {})
+    found = ["excessive_speedup (over 10x, upstream's word)"] if metadata.get("excessive_speedup") else []
+    return found + (["error_during_performance"] if "error_during_performance" in metadata else [])
+
+
+def _official_cells(row: Row) -> list[str]:
+    fields = row.fields
+    shown = fields.get("official") or fields.get("cpu_check") or {}
+    timing = (fields.get("timing") or {}).get("cuda_event") or {}
+    reference = (fields.get("reference") or {}).get("cuda_event") or {}
+    mean, floor, times = timing.get("mean_ms"), (fields.get("floors") or {}).get("memory_ms"), speedup(fields)
+    colour = _COLOURS.get(row.status, "red")
+    return [
+        row.file.stem,
+        f"[{colour}]{row.status}[/{colour}]",
+        _word(shown.get("compiled")),
+        _word(shown.get("correctness")),
+        shown.get("trials") or "",
+        f"{mean:g}" if mean else "",
+        f"{reference['mean_ms']:g}" if reference else "",
+        f"{times:.2f}x" if times else "",
+        f"{100 * floor / mean:.0f}" if floor and mean else "",
+        ", ".join(flags(fields)),
+    ]
+
+
+def _stage_cell(row: Row, name: str) -> str:
+    outcome = row.outcomes.get(name)
+    if outcome is None:
+        return ""
+    if outcome.status is not Status.OK:
+        colour = _COLOURS.get(outcome.status, "red")
+        return f"[{colour}]{outcome.status}[/{colour}]"
+    return escape(STAGES[name].brief(outcome.value or {}))
+
+
+def _word(value: bool | None) -> str:
+    return "" if value is None else "yes" if value else "no"
