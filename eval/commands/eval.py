@@ -162,8 +162,8 @@ def _summary(console: Any, plan: Any, rows: Any, target: Path) -> None:
         checked = sum("cpu_check" in row.fields for row in rows)
         where = "no NVIDIA GPU" if plan.gpu is None else "no verdict from upstream's evaluator"
         console.print(
-            f"Nothing official was certified ({where}): {checked} of {len(rows)} candidates were checked locally on the "
-            f"CPU, with the official predicate and seeds ({plan.task.provenance}).",
+            f"Nothing official was certified ({where}): {checked} of {len(rows)} candidates were checked locally on "
+            f"the CPU, with the official predicate and seeds ({plan.task.provenance}).",
             style="bold yellow",
             highlight=False,
             soft_wrap=True,
