@@ -1,0 +1,121 @@
+// Arithmetic intrinsics. IEEE, round to nearest even, subnormals kept: compiled with -ffp-contract=off, so that what
+// is not written as an fma is not one. rsqrtf is correctly rounded here; the device's may be off by an ulp or two.
+#pragma once
+
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fsub_rn(float a, float b) { return a - b; }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fdiv_rn(float a, float b) { return a / b; }
+inline float __frcp_rn(float a) { return 1.f / a; }
+inline float __fsqrt_rn(float a) { return __builtin_sqrtf(a); }
+inline float __fmaf_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+inline double __dadd_rn(double a, double b) { return a + b; }
+inline double __dsub_rn(double a, double b) { return a - b; }
+inline double __dmul_rn(double a, double b) { return a * b; }
+inline double __ddiv_rn(double a, double b) { return a / b; }
+inline double __drcp_rn(double a) { return 1. / a; }
+inline double __dsqrt_rn(double a) { return __builtin_sqrt(a); }
+inline double __fma_rn(double a, double b, double c) { return __builtin_fma(a, b, c); }
+// 64 bits of significand: the second rounding, to 24 bits, cannot meet a tie that the first one made.
+inline float rsqrtf(float a) { return (float)(1.L / __builtin_sqrtl((long double)a)); }
+inline float __frsqrt_rn(float a) { return rsqrtf(a); }
+inline double rsqrt(double a) { return (double)(1.L / __builtin_sqrtl((long double)a)); }
+
+inline float sqrtf(float a) { return __builtin_sqrtf(a); }
+inline double sqrt(double a) { return __builtin_sqrt(a); }
+inline float fabsf(float a) { return __builtin_fabsf(a); }
+inline double fabs(double a) { return __builtin_fabs(a); }
+inline float fmaf(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+inline double fma(double a, double b, double c) { return __builtin_fma(a, b, c); }
+inline float fminf(float a, float b) { return __builtin_fminf(a, b); }
+inline float fmaxf(float a, float b) { return __builtin_fmaxf(a, b); }
+inline double fmin(double a, double b) { return __builtin_fmin(a, b); }
+inline double fmax(double a, double b) { return __builtin_fmax(a, b); }
+inline bool isnan(float a) { return __builtin_isnan(a); }
+inline bool isnan(double a) { return __builtin_isnan(a); }
+inline bool isinf(float a) { return __builtin_isinf(a); }
+inline bool isinf(double a) { return __builtin_isinf(a); }
+inline bool isfinite(float a) { return __builtin_isfinite(a); }
+inline bool isfinite(double a) { return __builtin_isfinite(a); }
+
+#define KBSUB_MINMAX(type) \
+    inline type min(type a, type b) { return b < a ? b : a; } \
+    inline type max(type a, type b) { return a < b ? b : a; }
+KBSUB_MINMAX(int)
+KBSUB_MINMAX(unsigned)
+KBSUB_MINMAX(long)
+KBSUB_MINMAX(unsigned long)
+KBSUB_MINMAX(long long)
+KBSUB_MINMAX(unsigned long long)
+#undef KBSUB_MINMAX
+inline float min(float a, float b) { return __builtin_fminf(a, b); }
+inline float max(float a, float b) { return __builtin_fmaxf(a, b); }
+inline double min(double a, double b) { return __builtin_fmin(a, b); }
+inline double max(double a, double b) { return __builtin_fmax(a, b); }
+
+inline float __int2float_rn(int a) { return (float)a; }
+inline float __uint2float_rn(unsigned a) { return (float)a; }
+inline float __ll2float_rn(long long a) { return (float)a; }
+inline float __double2float_rn(double a) { return (float)a; }
+inline double __int2double_rn(int a) { return (double)a; }
+inline double __ll2double_rn(long long a) { return (double)a; }
+inline int __popc(unsigned a) { return __builtin_popcount(a); }
+inline int __ffs(int a) { return __builtin_ffs(a); }
+inline int __clz(int a) { return a ? __builtin_clz((unsigned)a) : 32; }
+
+template <class To, class From>
+inline To kbsub_bits(From from)
+{
+    static_assert(sizeof(To) == sizeof(From));
+    To to;
+    __builtin_memcpy(&to, &from, sizeof to);
+    return to;
+}
+inline unsigned __float_as_uint(float a) { return kbsub_bits<unsigned>(a); }
+inline int __float_as_int(float a) { return kbsub_bits<int>(a); }
+inline float __uint_as_float(unsigned a) { return kbsub_bits<float>(a); }
+inline float __int_as_float(int a) { return kbsub_bits<float>(a); }
+inline long long __double_as_longlong(double a) { return kbsub_bits<long long>(a); }
+inline double __longlong_as_double(long long a) { return kbsub_bits<double>(a); }
+
+// ---- half and bfloat16: candidates keep them as unsigned short (NVRTC has no cuda_fp16.h of its own) ----
+inline float half_to_float(unsigned short h)
+{
+    const unsigned sign = (unsigned)(h & 0x8000u) << 16, exponent = h >> 10 & 31u, fraction = h & 0x3ffu;
+    if (exponent == 31u)
+        return __uint_as_float(sign | 0x7f800000u | fraction << 13);
+    if (exponent == 0u) {  // zero and subnormals: the fraction counts units of 2^-24, exact in fp32
+        const float magnitude = (float)fraction * 0x1p-24f;
+        return sign ? -magnitude : magnitude;
+    }
+    return __uint_as_float(sign | (exponent + 112u) << 23 | fraction << 13);
+}
+
+inline unsigned short float_to_half(float value)  // cvt.rn.f16.f32; a NaN becomes 0x7fff, as on the device
+{
+    const unsigned bits = __float_as_uint(value), magnitude = bits & 0x7fffffffu;
+    const unsigned short sign = (unsigned short)(bits >> 16 & 0x8000u);
+    if (magnitude > 0x7f800000u)
+        return 0x7fff;
+    if (magnitude >= 0x477ff000u)  // 65520 and above round to infinity
+        return sign | 0x7c00;
+    if (magnitude < 0x38800000u)  // below 2^-14: round to a multiple of 2^-24; adding 0.5 (ulp 2^-24) does just that
+        return sign | (unsigned short)(__float_as_uint(__uint_as_float(magnitude) + 0.5f) - 0x3f000000u);
+    const unsigned rounded = magnitude + 0xfffu + (magnitude >> 13 & 1u);
+    return sign | (unsigned short)((rounded - 0x38000000u) >> 13);
+}
+
+// A template, so that a source that writes this shift as an ordinary function of its own keeps it.
+template <class Bits>
+inline float bfloat16_to_float(Bits bits)
+{
+    return __uint_as_float((unsigned)bits << 16);
+}
+
+inline unsigned short float_to_bfloat16(float value)  // cvt.rn.bf16.f32; a NaN becomes 0x7fff
+{
+    const unsigned bits = __float_as_uint(value);
+    if ((bits & 0x7fffffffu) > 0x7f800000u)
+        return 0x7fff;
+    return (unsigned short)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+}

@@ -1,0 +1,148 @@
+"""Tensors in guarded memory: a page that faults behind (and before) each, and poison where nothing was written.
+
+The end of a tensor meets its guard page (to 16 bytes, the alignment a vector load needs), so reading one element late
+is a fault. What precedes it on its first page is poison that is checked after each launch.
+Memory is shared between processes, so that the forked workers of a launch write what the caller reads.
+"""
+
+from __future__ import annotations
+
+import bisect
+import ctypes
+import mmap
+import weakref
+from typing import Any
+
+import numpy as np
+import torch
+
+PAGE = mmap.PAGESIZE
+ALIGNMENT = 16
+POISON = 0xFFFB_FFFB  # of device.cpp: a NaN as fp32 and fp64, and each half of it one as fp16 and bf16
+_POISON_BYTES = np.frombuffer(np.uint32(POISON).tobytes(), dtype=np.uint8)
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_MAP_NORESERVE = 0x4000
+
+
+class _Region:
+    """One mapping: [start, start + PAGE) guard, then pages of which the last `nbytes` are the tensor's, then a guard."""
+
+    def __init__(self, nbytes: int, name: str) -> None:
+        self.nbytes, self.name = nbytes, name
+        body = -(-nbytes // PAGE) * PAGE
+        self.length = body + 2 * PAGE
+        flags = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+        start = _libc.mmap(None, self.length, 0, flags, -1, 0)
+        if start in (None, ctypes.c_void_p(-1).value):
+            raise MemoryError(f"{name}: {nbytes} bytes of guarded memory")
+        self.start = int(start)
+        if _libc.mprotect(self.start + PAGE, body, mmap.PROT_READ | mmap.PROT_WRITE):
+            raise MemoryError(f"{name}: mprotect failed")
+        self.body, self.end = self.start + PAGE, self.start + PAGE + body
+        self.data = self.end - (-(-nbytes // ALIGNMENT) * ALIGNMENT)
+
+    def slack(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """The bytes before and after the tensor that share its pages."""
+        return _bytes_at(self.body, self.data - self.body), _bytes_at(self.data + self.nbytes, self.end - self.data - self.nbytes)
+
+
+def _bytes_at(address: int, count: int) -> np.ndarray[Any, Any]:
+    if count == 0:
+        return np.empty(0, dtype=np.uint8)
+    return np.ctypeslib.as_array((ctypes.c_uint8 * count).from_address(address))
+
+
+def _fill_poison(target: np.ndarray[Any, Any], address: int) -> None:
+    """Poison words aligned to `address` % 4, so that any aligned element of 2, 4 or 8 bytes reads as a NaN."""
+    pattern = np.roll(_POISON_BYTES, -(address % 4))
+    whole = len(target) // 4 * 4
+    target[:whole].reshape(-1, 4)[:] = pattern
+    target[whole:] = pattern[: len(target) - whole]
+
+
+class GuardedMemory:
+    """Owner of guarded tensors; knows which addresses are theirs. A region lives as long as its tensor's storage."""
+
+    def __init__(self) -> None:
+        self._regions: dict[int, _Region] = {}
+        self._starts: list[int] = []
+        self._made = 0
+
+    def empty(self, shape: tuple[int, ...] | torch.Size, dtype: torch.dtype, name: str = "") -> torch.Tensor:
+        """A poisoned contiguous tensor. Raises MemoryError when the system has no room."""
+        count = int(np.prod(shape, dtype=np.int64))
+        if count == 0:
+            return torch.empty(shape, dtype=dtype)
+        nbytes = count * dtype.itemsize
+        self._made += 1
+        region = _Region(nbytes, name or f"buffer {self._made}")
+        body = _bytes_at(region.body, region.end - region.body)
+        _fill_poison(body, region.body)
+        holder = (ctypes.c_uint8 * nbytes).from_address(region.data)
+        weakref.finalize(holder, _forget, weakref.ref(self), region)
+        self._regions[region.start] = region
+        bisect.insort(self._starts, region.start)
+        return torch.frombuffer(holder, dtype=dtype, count=count).view(shape)
+
+    def copy(self, tensor: torch.Tensor, name: str = "") -> torch.Tensor:
+        """A guarded contiguous copy with the same values."""
+        guarded = self.empty(tensor.shape, tensor.dtype, name)
+        guarded.copy_(tensor.detach())
+        return guarded
+
+    def find(self, address: int) -> _Region | None:
+        """The region (guard pages included) that `address` lies in."""
+        at = bisect.bisect_right(self._starts, address) - 1
+        if at < 0:
+            return None
+        region = self._regions[self._starts[at]]
+        return region if address < region.start + region.length else None
+
+    def owns(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor's storage is guarded."""
+        return self.find(tensor.untyped_storage().data_ptr()) is not None
+
+    def describe(self, address: int) -> str:
+        """Where an address lies, in words for a fault report."""
+        region = self.find(address)
+        if region is None:
+            return "address 0" if address == 0 else f"address {address:#x}, outside every tensor"
+        offset = address - region.data
+        if offset < 0:
+            return f"{-offset} bytes before the start of {region.name} ({region.nbytes} bytes)"
+        if offset >= region.nbytes:
+            return f"byte {offset} of {region.name}, which has {region.nbytes}"
+        return f"byte {offset} of {region.name}"
+
+    def overwritten(self) -> str | None:
+        """A description of slack that is no longer poison (a write just outside a tensor), else None."""
+        for region in list(self._regions.values()):
+            before, after = region.slack()
+            for slack, address in ((before, region.body), (after, region.data + region.nbytes)):
+                expected = np.empty_like(slack)
+                _fill_poison(expected, address)
+                changed = np.flatnonzero(slack != expected)
+                if len(changed):
+                    where = self.describe(address + int(changed[0]))
+                    _fill_poison(slack, address)
+                    return where
+        return None
+
+
+def _forget(owner: weakref.ref[GuardedMemory], region: _Region) -> None:
+    memory = owner()
+    if memory is not None and memory._regions.pop(region.start, None) is not None:
+        memory._starts.remove(region.start)
+    _libc.munmap(region.start, region.length)
+
+
+def poisoned(tensor: torch.Tensor) -> torch.Tensor:
+    """Which elements are untouched poison, bit for bit (bool, same shape): outputs that no thread wrote."""
+    bits = tensor.detach().contiguous().view(torch.uint8).view(tensor.numel(), tensor.element_size()).numpy()
+    pattern = np.resize(_POISON_BYTES, tensor.element_size())
+    return torch.from_numpy((bits == pattern).all(axis=1)).view(tensor.shape)
