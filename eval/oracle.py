@@ -11,14 +11,15 @@ Memory: one float64 output (twice the bytes of an fp32 one) and about 0.3 GiB of
 from __future__ import annotations
 
 import copy
+import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from kbsub.eval.predicate import OFFICIAL_TOLERANCE, json_float, unravel
+from kbsub.eval.predicate import OFFICIAL_TOLERANCE, json_float, short_float, unravel
 
 CHUNK_ELEMENTS = 1 << 22
 
@@ -38,8 +39,8 @@ class OracleError(ValueError):
 class Answer:
     """The float64 answer of one case.
 
-    y: float64, the output's shape. scale: |gamma * z| + |beta| needs beta; `beta` is float64 of the row's shape, or None
-    where the formula has no affine part or the task is not a LayerNorm. rows: number of normalised rows (0 when unknown).
+    y: float64, the output's shape. beta: float64, one row, flat (|gamma z| + |beta| needs it); None without a bias.
+    normalised: the written-out formula was used, so that the bound has a meaning. rows: number of normalised rows.
     rstd_overflows: some row's float64 rstd is finite but above the largest fp32 number.
     """
 
@@ -49,6 +50,11 @@ class Answer:
     rows: int = 0
     rstd_max: float = math.nan
     rstd_overflows: bool = False
+
+    @functools.cached_property
+    def finite(self) -> bool:
+        """Every element of the answer is finite."""
+        return bool(self.y.isfinite().all())
 
 
 @dataclass(frozen=True)
@@ -75,14 +81,14 @@ class ErrorOf:
     def to_json(self) -> dict[str, Any]:
         """Non-finite floats as the strings "inf" and "nan"; zero counts left out."""
         record: dict[str, Any] = {
-            "max_abs": json_float(self.max_abs),
-            "max_ulp": json_float(self.max_ulp),
+            "max_abs": short_float(self.max_abs),
+            "max_ulp": short_float(self.max_ulp),
             "allclose": self.allclose,
         }
         if self.special_mismatches:
             record["special_mismatches"] = self.special_mismatches
         if not math.isnan(self.bound_ratio):
-            record["bound_ratio"] = json_float(self.bound_ratio)
+            record["bound_ratio"] = short_float(self.bound_ratio)
         if self.worst is not None and not self.allclose:
             index, truth, got = self.worst
             record["worst"] = {"index": list(index), "true": json_float(truth), "got": json_float(got)}
@@ -94,6 +100,13 @@ def nearer(reference: ErrorOf, candidate: ErrorOf) -> str:
     if reference.rank == candidate.rank:
         return "equal"
     return "candidate" if candidate.rank < reference.rank else "reference"
+
+
+def judge(payload: Mapping[str, Any], progress: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """Stage target: {case: errors of the reference and of one candidate} over the cases of the error table."""
+    from kbsub.eval.stress import judge_oracle  # the suite runs the cases; it imports this module
+
+    return judge_oracle(payload, progress)
 
 
 # ---- the answer ----
@@ -277,7 +290,9 @@ def _magnitude(answer_: Answer, true: torch.Tensor, start: int) -> torch.Tensor 
     return (true - beta).abs() + beta.abs()
 
 
-def _chunk_error(true: torch.Tensor, out: torch.Tensor, magnitude: torch.Tensor | None, tolerance: float) -> list[float]:
+def _chunk_error(
+    true: torch.Tensor, out: torch.Tensor, magnitude: torch.Tensor | None, tolerance: float
+) -> list[float]:
     """[max abs, max ulp, max bound ratio, special mismatches, not close, index of the worst], one transfer."""
     rounded = true.to(out.dtype)  # overflow to infinity is what rounding means here
     specials = (

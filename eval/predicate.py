@@ -93,9 +93,9 @@ class Comparison:
             "allclose_swapped": self.allclose_swapped,
             "equal_nan": self.equal_nan,
             "tolerance": self.atol if self.atol == self.rtol else [self.atol, self.rtol],
-            "ratio": json_float(self.ratio),
-            "ratio_swapped": json_float(self.ratio_swapped),
-            "max_abs": json_float(self.max_abs),
+            "ratio": short_float(self.ratio),
+            "ratio_swapped": short_float(self.ratio_swapped),
+            "max_abs": short_float(self.max_abs),
             "bit_equal": self.bit_equal,
             "identical": self.identical,
         }
@@ -142,6 +142,11 @@ class Comparison:
 def json_float(value: float) -> float | str:
     """A float as JSON can hold it: non-finite values become "inf", "-inf" or "nan" (`float()` reads them back)."""
     return value if math.isfinite(value) else str(value)
+
+
+def short_float(value: float) -> float | str:
+    """`json_float` of six significant digits: a ratio or an error, where more would only fill the file."""
+    return json_float(float(f"{value:.6g}"))
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -243,7 +248,9 @@ class _Tally:
             nan_r & nan_c & ~equal,
         ]
         integers = torch.stack([*(mask.sum() for mask in counts), at]).double()  # exact: far below 2^53
-        numbers = torch.cat([integers, torch.stack([ratio.max(), ratio_swapped.max(), difference.max(), worst])]).tolist()
+        numbers = torch.cat(
+            [integers, torch.stack([ratio.max(), ratio_swapped.max(), difference.max(), worst])]
+        ).tolist()
         for name, value in zip(self.COUNTS, numbers, strict=False):
             self.counts[name] += int(value)
         self.ratio = max(self.ratio, numbers[10])

@@ -26,6 +26,7 @@ REFUSED = "refused"  # a clear ValueError instead of an answer, where a refusal 
 SKIPPED = "skipped"  # the case does not apply here; the reason says why
 NEARER = "nearer_than_reference"  # disagrees with native, agrees with the float64 answer, and is nearer to it
 APART = "apart"  # float64 rstd above the largest fp32 number: no accuracy is promised there, so listed, not judged
+Row = dict[str, Any]  # one entrant on one case, as a result file holds it
 CLASSES = (PASS, NEARER, APART, FAIL, REFUSED, SKIPPED)
 
 OWN_EPS = 1e-5  # torch's default; the one eps case that still runs for a model without an eps
@@ -91,7 +92,8 @@ class Parameters:
 PARAMETERS = {
     "initial": Parameters("initial", "initial", seed=200),
     "random": Parameters("random", "random", seed=201),
-    "large": Parameters("large", "random", seed=202, scale=1e3),
+    # Not larger: gamma * z and beta cancel somewhere, and fp32 roundings of 1e3 there exceed atol = 1e-4 in any order.
+    "large": Parameters("large", "random", seed=202, scale=32.0),
     "zero_gamma": Parameters("zero_gamma", "zero_gamma", seed=203),
 }
 
@@ -101,7 +103,7 @@ CHECKS = ("run_twice", "row_alone", "side_stream", "graph_mutation", "after_1000
 
 @dataclass(frozen=True)
 class Shape:
-    """Shapes of the float inputs, one each, and the constructor arguments that go with them. name "": the task's own."""
+    """Shapes of the inputs, one each, and the constructor arguments that go with them. name "": the task's own."""
 
     name: str = ""
     inputs: tuple[tuple[int, ...], ...] = ()
@@ -247,48 +249,3 @@ def _own_case(entry: Mapping[str, Any]) -> Case:
         if key in allowed and value not in allowed[key]:
             raise ValueError(f"case {name!r}: {key} = {value!r}; known are {', '.join(map(repr, allowed[key]))}")
     return replace(case, **entry)
-
-
-# ---- counting, and what a declaration expects ----
-
-
-def counts(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """How many rows of each class, under the names of a result file."""
-    found = {name: sum(row["class"] == name for row in rows) for name in CLASSES}
-    return {
-        "passed": found[PASS],
-        "failed": found[FAIL],
-        "refused": found[REFUSED],
-        "skipped": found[SKIPPED],
-        "nearer_than_reference": found[NEARER],
-        "apart": found[APART],
-    }
-
-
-def unexpected(rows: Sequence[Mapping[str, Any]], declared: Mapping[str, Any], *, accurate: bool = False) -> list[str]:
-    """Where the rows differ from a declaration `stress = {fail = [patterns], nearer_than_reference = [patterns]}`.
-
-    A row may fail (or be nearer than the reference) exactly where a pattern of that class says so, `accurate`
-    candidates may be nearer anywhere; and each pattern must be met by at least one row, none of which passes:
-    a control that passes what it is declared to fail is a failure of the declaration. "disagrees" matches both classes.
-    """
-    problems = []
-    ways = {FAIL: {FAIL}, NEARER: {NEARER}, "disagrees": {FAIL, NEARER}}
-    unknown = set(declared) - set(ways)
-    if unknown:
-        return [f"unknown class {sorted(unknown)[0]!r} in the declaration; known are {', '.join(ways)}"]
-    expected: dict[str, set[str]] = {}
-    for way, patterns in declared.items():
-        for pattern in patterns:
-            met = [row for row in rows if fnmatchcase(row["name"], pattern) and row["class"] != SKIPPED]
-            if not met:
-                problems.append(f"{pattern}: declared to be {way}, but no case of that name ran")
-            for row in met:
-                expected.setdefault(row["name"], set()).update(ways[way])
-    for row in rows:
-        found, allowed = row["class"], expected.get(row["name"])
-        if allowed is not None and found not in allowed and found != SKIPPED:
-            problems.append(f"{row['name']}: declared {' or '.join(sorted(allowed))}, but it is {found}")
-        elif allowed is None and (found == FAIL or (found == NEARER and not accurate)):
-            problems.append(f"{row['name']}: {found}: {row.get('reason', 'no reason given')}")
-    return problems

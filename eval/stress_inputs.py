@@ -18,8 +18,9 @@ class NotApplicable(Exception):
 def make_inputs(entry: Input, templates: Sequence[Any], dtype: torch.dtype, device: torch.device) -> list[Any]:
     """One set of inputs: each float tensor of `templates` replaced by the transform, everything else kept.
 
-    `templates` give shapes (and, for kind "official", values). Raises NotApplicable when there is no float input, or
-    when a value of the transform is not a finite number of `dtype`.
+    `templates` give shapes and, for kind "official", values (uniform ones for a template on the meta device). Other
+    tensors are cast to `dtype` too, integers included, as upstream does. Raises NotApplicable when there is no float
+    input, or when a value of the transform is not a finite number of `dtype`.
     """
     if not any(_is_float(each) for each in templates):
         raise NotApplicable("the task has no float input to transform")
@@ -32,7 +33,7 @@ def make_inputs(entry: Input, templates: Sequence[Any], dtype: torch.dtype, devi
         if _is_float(each):
             made.append(_transform(entry, each, dtype, device, generator))
         else:
-            made.append(each.to(device) if isinstance(each, torch.Tensor) else each)
+            made.append(each.to(device=device, dtype=dtype) if isinstance(each, torch.Tensor) else each)
     return made
 
 
@@ -41,6 +42,8 @@ def _transform(
 ) -> torch.Tensor:
     shape = template.shape
     if entry.kind == "official":
+        if template.is_meta:
+            return torch.rand(shape, generator=generator, device=device).to(dtype)
         return template.to(device=device, dtype=dtype)
     if entry.kind == "constant":
         return torch.full(shape, entry.value, dtype=dtype, device=device)
@@ -49,11 +52,12 @@ def _transform(
         ramp = torch.linspace(-1, 1, width, dtype=torch.float32, device=device).to(dtype)
         return ramp.expand(shape[0] if shape else 1, width).reshape(shape).contiguous()
     if entry.kind == "alternating":
-        signs = 1 - 2 * (torch.arange(template.numel(), device=device) % 2)
-        return (signs.to(torch.float32) * entry.value).to(dtype).reshape(shape)
+        x = torch.full(shape, entry.value, dtype=dtype, device=device)
+        x.view(-1)[1::2].neg_()
+        return x
     if entry.kind == "near_constant":
         noise = torch.rand(shape, generator=generator, device=device)
-        return (entry.value * (1 + noise * 2.0**-20)).to(dtype)
+        return noise.mul_(2.0**-20).add_(1).mul_(entry.value).to(dtype)
     x = torch.randn(shape, generator=generator, device=device)
     if entry.kind == "normal":
         return x.mul_(entry.scale).add_(entry.offset).to(dtype)
@@ -90,7 +94,9 @@ def lay_out(tensor: torch.Tensor, layout: str) -> torch.Tensor:
             raise NotApplicable("the input has no two dimensions to transpose")
         return tensor.transpose(-1, -2).contiguous().transpose(-1, -2)
     if layout == "strided":
-        wide = torch.full((*tensor.shape[:-1], 2 * tensor.shape[-1]), math.nan, dtype=tensor.dtype, device=tensor.device)
+        wide = torch.full(
+            (*tensor.shape[:-1], 2 * tensor.shape[-1]), math.nan, dtype=tensor.dtype, device=tensor.device
+        )
         wide[..., ::2] = tensor
         return wide[..., ::2]
     if layout == "expanded":

@@ -1,0 +1,170 @@
+"""Reference and candidate models of a stress case, built as upstream builds them, with parameters and eps set.
+
+Knows tasks and candidates; nothing of comparisons or verdicts. The reference lives in a module dict of its own: a
+candidate that overrides the task's globals changes only its own copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import kbsub.submissions
+from kbsub.adapters.candidate import CandidateError, load_candidate
+from kbsub.adapters.task import SEED, Task
+from kbsub.eval.oracle import is_bare_layer_norm
+from kbsub.eval.stress_cases import OWN_EPS, Case, Parameters, Shape, TaskCases, load_task_cases
+from kbsub.eval.stress_inputs import NotApplicable, make_inputs, misalign_parameters, set_parameters
+
+Build = Callable[[torch.nn.Module, tuple[Any, ...]], Any]
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """One program to be judged: a candidate, or a baseline such as eager.
+
+    build(reference, init_inputs) returns a callable; `state` says whether parameters are then loaded into it (a
+    baseline is the reference itself, with its parameters already set).
+    """
+
+    stem: str
+    contract: str
+    accurate: bool
+    build: Build
+    state: bool = True
+
+
+BASELINES: dict[str, Build] = {
+    "eager": lambda reference, _: reference,
+    "compile_default": lambda reference, _: torch.compile(reference),
+}
+
+
+def entrant(payload: Mapping[str, Any], task: Task) -> Entrant:
+    """The entrant of one payload: H2's candidate payload, or {"baseline": "eager" | "compile_default"}.
+
+    Raises CandidateError when the candidate's file gives no ModelNew.
+    """
+    if "baseline" in payload:
+        name = payload["baseline"]
+        if name not in BASELINES:
+            raise CandidateError(f"unknown baseline {name!r}; known are {', '.join(BASELINES)}")
+        return Entrant(payload.get("stem", name), "baseline", False, BASELINES[name], state=False)
+    model = load_candidate(payload["candidate_source"], task)
+    declared = payload.get("declaration") or {}
+    return Entrant(
+        payload["stem"],
+        declared.get("contract", ""),
+        bool(declared.get("accurate", False)),
+        lambda _, init: model(*init),
+    )
+
+
+def task_cases(task: Task) -> TaskCases:
+    """The cases of submissions/<task>/stress_cases.toml; none for a task without such a folder."""
+    return load_task_cases(Path(next(iter(kbsub.submissions.__path__))) / task.slug / "stress_cases.toml")
+
+
+class Workshop:
+    """Builds the models and inputs of one task on one device."""
+
+    def __init__(self, task: Task, device: torch.device) -> None:
+        self.task, self.device, self.dtype = task, device, task.dtype
+        self.modules = task.modules()
+        self._formula: dict[tuple[Any, ...], bool] = {}
+        self._own_inputs: list[Any] = []
+
+    def init(self, shape: Shape) -> tuple[Any, ...]:
+        """Constructor arguments, cast as upstream casts them."""
+        torch.manual_seed(SEED)
+        arguments = list(shape.init) if shape.inputs else list(self.modules.get_init_inputs())
+        return tuple(self.task.cast(arguments, self.device))
+
+    def reference(self, case: Case) -> torch.nn.Module:
+        """The task's Model with the parameters and eps of this case. Raises NotApplicable."""
+        arguments = self.init(case.shape)
+        torch.manual_seed(SEED)  # after init, before the constructor: the same draw as the candidate's
+        model: torch.nn.Module = self._place(self.modules.Model(*arguments))
+        set_parameters(model, case.parameters)
+        for path in eps_paths(model, case.eps):
+            vars(model.get_submodule(path))["eps"] = case.eps
+        model.requires_grad_(False)
+        return model
+
+    def build(self, who: Entrant, reference: torch.nn.Module, case: Case) -> Any:
+        """The entrant's callable, same parameters and eps. Raises NotApplicable, or what its constructor raises."""
+        arguments = self.init(case.shape)
+        torch.manual_seed(SEED)
+        with torch.no_grad():
+            model = who.build(reference, arguments)
+        if not who.state:
+            return model
+        model = self._place(model)
+        load_parameters(model, reference, case.parameters)
+        for path in eps_paths(reference, case.eps):
+            try:
+                holder = model.get_submodule(path)
+            except AttributeError:
+                holder = None
+            if not hasattr(holder, "eps"):
+                raise NotApplicable(f"the candidate has no {path + '.' if path else ''}eps to set")
+            holder.eps = case.eps
+        if case.layout == "misaligned_parameters":
+            misalign_parameters(model)
+        return model
+
+    def _place(self, model: Any) -> Any:
+        return model.to(device=self.device, dtype=self.dtype)
+
+    def inputs(self, case: Case) -> list[Any]:
+        """The inputs of a case, contiguous. Raises NotApplicable."""
+        if case.shape.inputs:
+            templates: Sequence[Any] = [torch.empty(shape, device="meta") for shape in case.shape.inputs]
+        else:
+            templates = self._official()
+        return make_inputs(case.input, templates, self.dtype, self.device)
+
+    def _official(self) -> list[Any]:
+        if not self._own_inputs:
+            torch.manual_seed(100)  # the seed that stands in the case table; made on the CPU, as upstream does
+            self._own_inputs = list(self.modules.get_inputs())
+        return self._own_inputs
+
+    def elements(self, case: Case) -> int:
+        """Elements of all inputs together."""
+        if case.shape.inputs:
+            return case.shape.elements
+        return sum(each.numel() for each in self._official() if isinstance(each, torch.Tensor))
+
+    def formula(self, reference: torch.nn.Module, shape: Shape) -> bool:
+        """Whether the written-out LayerNorm is this model; asked once a shape."""
+        if shape.init not in self._formula:
+            self._formula[shape.init] = is_bare_layer_norm(reference)
+        return self._formula[shape.init]
+
+
+def eps_paths(reference: torch.nn.Module, eps: float) -> list[str]:
+    """Paths of the submodules with a float eps. Raises NotApplicable when there is none but `eps` is not the default."""
+    paths = [path for path, module in reference.named_modules() if isinstance(vars(module).get("eps"), float)]
+    if not paths and eps != OWN_EPS:
+        raise NotApplicable("the task's model has no eps")
+    return paths
+
+
+def load_parameters(model: torch.nn.Module, reference: torch.nn.Module, setting: Parameters) -> None:
+    """Give a candidate the reference's parameters, when the state dicts have the same keys and shapes.
+
+    Otherwise NotApplicable, except for the initial ones: the same seed came before both constructors.
+    """
+    mine, theirs = model.state_dict(), reference.state_dict()
+    if {key: value.shape for key, value in mine.items()} == {key: value.shape for key, value in theirs.items()}:
+        model.load_state_dict(theirs)
+    elif setting.kind != "initial":
+        raise NotApplicable(
+            f"its parameters cannot be set: the reference's state dict has {', '.join(theirs) or 'no key'}, "
+            f"the candidate's {', '.join(mine) or 'none'}, or shapes differ"
+        )
