@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from kbsub.adapters.candidate import load_candidate
 from kbsub.adapters.task import load_task
 from kbsub.eval.declarations import read_declarations
