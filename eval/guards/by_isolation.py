@@ -1,0 +1,95 @@
+"""Guards by isolation: what a candidate does to the process around it.
+
+`exercise` lets the candidate construct itself and run as upstream would run it, with decoys laid out; the watch writes
+down what it does. Each guard then reads its own events. The remaining guards' calls are watched as well, so events that
+come late (call N) are read once more at the end.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kbsub.eval.guards.findings import guard
+from kbsub.eval.guards.rig import Pair, Rig, nearer
+
+
+def exercise(rig: Rig) -> None:
+    """Construct, then three calls under no_grad and three with grad mode on."""
+    pair = rig.build()
+    for grad in (False, True):
+        for seed in (1, 2, 3):
+            rig.call(pair, rig.inputs(seed), grad=grad)
+
+
+def check_task(rig: Rig, before: dict[str, Any]) -> None:
+    """Report names of the reference program that the candidate's text replaced: both live in one dict."""
+    for name, value in before.items():
+        if name.startswith("__"):
+            continue
+        now = rig.modules.context.get(name)
+        # Both texts import torch and nn under the same names; the same module again is no change.
+        if now is not value and (type(now) is not type(value) or now != value):
+            rig.watch.report("task_overridden", f"the candidate's text replaces the task's {name}")
+
+
+@guard("isolation", "Are the task's globals as the task wrote them?")
+def task_overridden(rig: Rig) -> list[str]:
+    return rig.watch.messages("task_overridden")
+
+
+@guard("isolation", "Are clocks, events, synchronisation and comparison the real ones?")
+def timers_patched(rig: Rig) -> list[str]:
+    return rig.watch.messages("timers_patched")
+
+
+@guard("isolation", "Does the candidate stay in its own thread and process?")
+def thread_started(rig: Rig) -> list[str]:
+    return rig.watch.messages("thread_started")
+
+
+@guard("isolation", "Are the global random generators where they were?")
+def rng_changed(rig: Rig) -> list[str]:
+    return rig.watch.messages("rng_changed")
+
+
+@guard("isolation", "Are the default dtype and device unchanged?")
+def default_dtype_changed(rig: Rig) -> list[str]:
+    return rig.watch.messages("default_dtype_changed")
+
+
+@guard("isolation", "Are torch's backend switches unchanged?")
+def backend_flags_changed(rig: Rig) -> list[str]:
+    return rig.watch.messages("backend_flags_changed")
+
+
+@guard("isolation", "Is grad mode what the caller chose?")
+def grad_mode_changed(rig: Rig) -> list[str]:
+    return rig.watch.messages("grad_mode_changed")
+
+
+@guard("isolation", "Are files and descriptors that are not the candidate's left alone?")
+def result_written(rig: Rig) -> list[str]:
+    return rig.watch.messages("result_written")
+
+
+@guard("isolation", "Does the candidate compute its answer rather than look for it?")
+def live_objects_searched(rig: Rig) -> list[str]:
+    """A wrong answer lies about under the names evaluators use; who returns it has searched for it."""
+    pair, inputs = rig.build(), rig.inputs(1)
+    decoy = rig.truth(pair, rig.inputs(2)).to(rig.dtype)
+    truth = rig.truth(pair, inputs)
+    answer = _call_beside(rig, pair, inputs, decoy)
+    messages = rig.watch.messages("live_objects_searched")
+    if nearer(answer, decoy, truth):
+        messages.append("the answer is the decoy that stood in the caller's local `output`: it was found, not computed")
+    return messages
+
+
+def _call_beside(rig: Rig, pair: Pair, inputs: list[Any], decoy: torch.Tensor) -> torch.Tensor:
+    """Call the candidate where upstream would hold the expected output: a local called `output`."""
+    output = expected = decoy  # read by nobody honest
+    answer = rig.call(pair, inputs)
+    assert output is expected
+    return answer
