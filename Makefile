@@ -2,7 +2,7 @@
 #
 #   PYTHON=python3.12     use this interpreter, which already has the packages, and install nothing
 #   TORCH='torch==2.13.0' which torch to install           TORCH_INDEX=URL  and from which package index
-#   CUDA=12 | 13 | none   override what nvidia-smi says     BASE_PYTHON=...  the interpreter .venv is made with
+#   DRIVER=12 | 13 | none override what nvidia-smi says     BASE_PYTHON=...  the interpreter .venv is made with
 #   ARGS='...'            passed on to `kbsub eval` or pytest
 
 SHELL := /bin/bash
@@ -16,14 +16,19 @@ VENV ?= .venv
 ARGS ?=
 
 # The driver's CUDA major version, or "none". Only the driver counts: wheels bring their own toolkit.
-CUDA ?= $(or $(shell nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: *\([0-9]*\).*/\1/p' | head -n1),none)
+ifeq ($(origin DRIVER),undefined)
+DRIVER := $(or $(shell nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: *\([0-9]*\).*/\1/p' | head -n1),none)
+endif
 # The pin of the CPU runs. Where a driver is found, the newest torch that fits it is what one wants to measure.
-TORCH ?= $(if $(filter none,$(CUDA)),torch==2.13.0,torch>=2.9)
+TORCH ?= $(if $(filter none,$(DRIVER)),torch==2.13.0,torch>=2.9)
 # A driver of CUDA 12 cannot run the CUDA 13 build that plain `torch` is; PyTorch keeps its CUDA 12 builds apart.
-TORCH_INDEX ?= $(if $(filter 12,$(CUDA)),https://download.pytorch.org/whl/cu126)
-COMMA := ,
-EXTRAS := test,plots,cluster$(if $(filter none,$(CUDA)),,$(COMMA)cuda$(CUDA))
-WORKERS ?= $(if $(filter none,$(CUDA)),2,0)
+TORCH_INDEX ?= $(if $(filter 12,$(DRIVER)),https://download.pytorch.org/whl/cu126)
+# Without a driver the CUDA 13 wheels still compile every kernel for every architecture.
+EXTRAS := test,cuda$(if $(filter none,$(DRIVER)),13,$(if $(filter 12,$(DRIVER)),12,13))
+ifneq ($(filter 8 9 10 11,$(DRIVER)),)
+$(error The NVIDIA driver is for CUDA $(DRIVER); CUDA 12 is the oldest this project runs on. Update the driver, or use DRIVER=none)
+endif
+WORKERS ?= $(if $(filter none,$(DRIVER)),2,0)
 
 # `kbsub` without an installation: links that spell the import packages out. mypy reads them too.
 LINKS := build/types
@@ -32,12 +37,14 @@ export PYTHONPATH := $(if $(PYTHON),$(CURDIR)/$(LINKS)$(if $(PYTHONPATH),:$(PYTH
 ifeq ($(PYTHON),)
 PY := $(VENV)/bin/python
 # Named after what it was made from, so that a change of either installs again and a touched file does not.
-READY := $(VENV)/.ready-$(shell (cat pyproject.toml setup.py; echo '$(TORCH) $(TORCH_INDEX) $(CUDA) $(CURDIR)') | cksum | cut -d' ' -f1)
+READY := $(VENV)/.ready-$(shell (cat pyproject.toml setup.py; echo '$(TORCH) $(TORCH_INDEX) $(DRIVER) $(CURDIR)') | cksum | cut -d' ' -f1)
 else
 PY := $(PYTHON)
 READY :=
 endif
 KBSUB := $(PY) -m kbsub.eval.cli
+# A linter that a given PYTHON lacks is skipped aloud; in .venv it is always there.
+check = $(if $(and $(PYTHON),$(shell $(PY) -c 'import $1' 2>&1)),@echo "$1: SKIPPED, $(PY) has no $1",$(PY) -m $1 $2)
 
 .PHONY: help setup links fetch eval test lint report
 help: ## this list
@@ -50,7 +57,7 @@ ifneq ($(READY),)
 $(READY):
 	@$(BASE_PYTHON) -c 'import sys; sys.exit(f"Python >= 3.10 is needed, {sys.executable} is {sys.version.split()[0]}: set BASE_PYTHON=" if sys.version_info < (3, 10) else 0)'
 	@test -x $(PY) || $(BASE_PYTHON) -m venv $(VENV)
-	@echo "installing $(TORCH) and kb-submissions[$(EXTRAS)] into $(VENV) (CUDA driver: $(CUDA))"
+	@echo "installing $(TORCH) and kb-submissions[$(EXTRAS)] into $(VENV) (CUDA driver: $(DRIVER))"
 ifneq ($(TORCH_INDEX),)
 	@$(PY) -m pip install -q --index-url '$(TORCH_INDEX)' '$(TORCH)'
 endif
@@ -70,8 +77,8 @@ eval: fetch ## judge every candidate: official verdict where there is a GPU, hon
 	$(KBSUB) eval $(ARGS)
 
 lint: setup ## ruff and mypy --strict
-	$(PY) -m ruff check .
-	$(PY) -m mypy
+	$(call check,ruff,check .)
+	$(call check,mypy)
 
 test: fetch lint ## lint, then every test; ends with what was skipped and why
 	$(PY) -m pytest $(if $(filter 0,$(WORKERS)),,-n $(WORKERS) --dist worksteal) $(ARGS)
