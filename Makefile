@@ -44,7 +44,7 @@ READY :=
 endif
 KBSUB := $(PY) -m kbsub.eval.cli
 # A linter that a given PYTHON lacks is skipped aloud; in .venv it is always there.
-check = $(if $(and $(PYTHON),$(shell $(PY) -c 'import $1' 2>&1)),@echo "$1: SKIPPED, $(PY) has no $1",$(PY) -m $1 $2)
+check = if test -n '$(PYTHON)' && ! $(PY) -c 'import $1' 2>&-; then echo '$1: SKIPPED: $(PY) has none'; else $(PY) -m $1 $2; fi
 
 .PHONY: help setup links fetch eval test lint report
 help: ## this list
@@ -77,8 +77,8 @@ eval: fetch ## judge every candidate: official verdict where there is a GPU, hon
 	$(KBSUB) eval $(ARGS)
 
 lint: setup ## ruff and mypy --strict
-	$(call check,ruff,check .)
-	$(call check,mypy)
+	@$(call check,ruff,check .)
+	@$(call check,mypy)
 
 test: fetch lint ## lint, then every test; ends with what was skipped and why
 	$(PY) -m pytest $(if $(filter 0,$(WORKERS)),,-n $(WORKERS) --dist worksteal) $(ARGS)
