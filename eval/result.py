@@ -32,7 +32,9 @@ class ResultError(Exception):
 class Loose(BaseModel):
     """Listed keys are checked, others kept. A listed key that has no value is absent, unless somebody wrote null."""
 
-    model_config = ConfigDict(extra="allow", protected_namespaces=(), validate_assignment=True)
+    model_config = ConfigDict(
+        extra="allow", protected_namespaces=(), validate_assignment=True, ser_json_inf_nan="constants"
+    )
 
     @model_serializer(mode="wrap")
     def _absent_rather_than_null(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -230,6 +232,7 @@ def merge(old: Result, new: Result, path: Path | str = "the result file") -> Res
     if old.environment.gpu != new.environment.gpu:
         raise ResultError(f"{path} was made on {old.environment.gpu}, this is {new.environment.gpu}; use --out")
     merged = new.model_copy(deep=True)
+    merged.environment.stand_ins = sorted({*old.environment.stand_ins, *new.environment.stand_ins})
     before, now = (_without_run_facts(result.environment) for result in (old, new))
     merged.floors = Floors.model_validate({**_dump(old.floors), **_dump(new.floors)})
     merged.baselines = {**old.baselines, **{k: _join(old.baselines.get(k), v) for k, v in new.baselines.items()}}

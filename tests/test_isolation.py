@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from kbsub.adapters.isolation import (
     MEMORY_LIMIT_VARIABLE,
     Outcome,
