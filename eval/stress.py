@@ -20,34 +20,23 @@ from kbsub.adapters.candidate import CandidateError
 from kbsub.adapters.isolation import JudgeFailure, Status, is_out_of_memory
 from kbsub.adapters.task import Task, task_from_payload
 from kbsub.eval import stress_checks as checks
-from kbsub.eval.oracle import Answer, ErrorOf, OracleError, answer, error_of, layer_norm_of, nearer
-from kbsub.eval.predicate import Comparison, PredicateError, compare, same_bits, short_float
-from kbsub.eval.stress_cases import APART, FAIL, NEARER, PASS, REFUSED, SKIPPED, Case, Row, select, suite
+from kbsub.eval.oracle import Answer, OracleError, answer, error_of, layer_norm_of
+from kbsub.eval.predicate import PredicateError, compare, same_bits
+from kbsub.eval.stress_cases import FAIL, NEARER, PASS, REFUSED, SKIPPED, Case, Row, select, suite
 from kbsub.eval.stress_inputs import NotApplicable, lay_out, special_place, values_of
 from kbsub.eval.stress_models import Entrant, Workshop, entrant, task_cases
 from kbsub.eval.stress_records import oracle_record, stress_record
+from kbsub.eval.stress_verdict import Question, classify, oracle_facts, row_of
 
 Progress = Callable[[dict[str, Any]], None]
 
 CPU_ELEMENTS = 1 << 20  # larger cases are left to a GPU
+HOSTED_ELEMENTS = 1 << 17  # the same where every thread of a kernel is executed on the CPU
+HOSTED_CALLS = 20  # instead of 1,000
 
 
 class Broken(Exception):
     """The CUDA context is unusable: whatever runs after it in this process would fail for no fault of its own."""
-
-
-@dataclass
-class Question:
-    """What all entrants of a case share."""
-
-    case: Case
-    reference: torch.nn.Module
-    inputs: list[Any]  # what the reference was given; contiguous
-    expected: torch.Tensor
-    truth: Answer | None
-    no_truth: str
-    reference_error: ErrorOf | None
-    clean: tuple[list[Any], torch.Tensor] | None = None  # "special" inputs without their special value
 
 
 @dataclass
@@ -83,6 +72,7 @@ def judge_many(payload: Mapping[str, Any], progress: Progress) -> dict[str, Any]
     payload: task, precision, kernelbench, device as in the stage contract; candidates: a list of entrant payloads;
     and optional: only (patterns of case names), oracle_only (just the cases of the error table), small (default: on
     the CPU), full (no limit on elements on the CPU), done ({stem: [case names]} that need no second run).
+    host_executor: run the kernels of CUDA candidates on the CPU (eval/host_executor), on fewer and smaller cases.
     "failed" holds {stem: message} of the files that give no ModelNew. A candidate that leaves the CUDA context unusable
     ends the run as CRASHED; its row and all before it have been sent by then.
     Every finished row is sent at once as progress({"stage": "row", "candidate": stem, "row": row, ...}).
@@ -97,11 +87,15 @@ def judge_many(payload: Mapping[str, Any], progress: Progress) -> dict[str, Any]
     if payload.get("oracle_only"):
         cases = [case for case in cases if case.oracle]
     cases = select(cases, payload.get("only") or ())
-    entrants, failed = _load(payload["candidates"], task)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    entrants, failed = _load([{**payload, **each} for each in payload["candidates"]], task)
+    hosted = bool(payload.get("host_executor")) and any(who.hosted for who in entrants)
+    limit = 0 if device.type == "cuda" or full else HOSTED_ELEMENTS if hosted else CPU_ELEMENTS
     options = Options(
         strict=device.type == "cuda",
-        max_elements=int(payload.get("max_elements", 0 if device.type == "cuda" or full else CPU_ELEMENTS)),
-        calls=int(payload.get("calls", 1000)),
+        max_elements=int(payload.get("max_elements", limit)),
+        calls=int(payload.get("calls", HOSTED_CALLS if hosted else 1000)),
     )
     started = time.monotonic()
     base = _reset_peak(device)
@@ -123,6 +117,7 @@ def judge_many(payload: Mapping[str, Any], progress: Progress) -> dict[str, Any]
         "shapes": "small" if small else "full",
         "seconds": round(time.monotonic() - started, 3),
         "shared_by": len(entrants),
+        **({"host_executor": True} if hosted else {}),
     }
     if device.type == "cuda":
         facts["peak_extra_bytes"] = torch.cuda.max_memory_allocated(device) - base
@@ -186,12 +181,12 @@ def run_cases(
                 event = {"stage": "case", "index": index, "of": len(cases), "case": case.name}
                 progress({**event, "candidate": who.stem, "seed": case.input.seed})
                 if isinstance(question, str):
-                    emit(who, _row(case, SKIPPED, question), index)
+                    emit(who, row_of(case, SKIPPED, question), index)
                     continue
                 try:
                     row = _judge_case(shop, who, question, models, options)
                 except Broken as error:
-                    emit(who, _row(case, FAIL, f"crashed: {error}"), index)
+                    emit(who, row_of(case, FAIL, f"crashed: {error}"), index)
                     raise
                 emit(who, row, index)
             del question
@@ -245,16 +240,6 @@ def _clean(
 # ---- one entrant on one case ----
 
 
-def _row(case: Case, class_: str, reason: str = "", **more: Any) -> Row:
-    row: Row = {"name": case.name, "class": class_}
-    if reason:
-        row["reason"] = reason
-    row |= {"equal_nan": True, "seed": case.input.seed, **more}
-    if case.oracle:
-        row["in_error_table"] = True
-    return row
-
-
 def _judge_case(
     shop: Workshop, who: Entrant, question: Question, models: dict[tuple[str, str], Any], options: Options
 ) -> Row:
@@ -287,19 +272,19 @@ def _attempt(
         output = checks.run(models[key], given)
         return _judge_output(who, question, models, key, given, pristine, output, options)
     except NotApplicable as why:
-        return _row(case, SKIPPED, str(why))
+        return row_of(case, SKIPPED, str(why))
     except PredicateError as error:
-        return _row(case, FAIL, str(error))
+        return row_of(case, FAIL, str(error))
     except ValueError as error:
         if case.may_refuse and str(error).strip():
-            return _row(case, REFUSED, f"ValueError: {error}")
+            return row_of(case, REFUSED, f"ValueError: {error}")
         what = "refused a case that it must answer" if str(error).strip() else "ValueError without a word"
-        return _row(case, FAIL, f"{what}: ValueError: {error}")
+        return row_of(case, FAIL, f"{what}: ValueError: {error}")
     except Exception as error:
         models.pop(key, None)
         _still_usable(shop.device, error)
         word = "out of memory" if is_out_of_memory(error) else "raised"
-        return _row(case, FAIL, f"{word}: {_short(error)}")
+        return row_of(case, FAIL, f"{word}: {_short(error)}")
 
 
 def _judge_output(
@@ -314,16 +299,16 @@ def _judge_output(
 ) -> Row:
     case = question.case
     if not isinstance(output, torch.Tensor):
-        return _row(case, FAIL, f"returned {type(output).__name__}, not a tensor")
+        return row_of(case, FAIL, f"returned {type(output).__name__}, not a tensor")
     comparison = compare(question.expected, output)
     error = error_of(question.truth, output) if question.truth is not None else None
     strict = options.strict and who.contract == "bit-identical"
     class_, reason = classify(question, comparison, error, strict=strict, accurate=who.accurate)
-    facts: Row = {"native": comparison.to_json(), **_oracle_facts(question, error)}
+    facts: Row = {"native": comparison.to_json(), **oracle_facts(question, error)}
     kept = values_of(pristine[0], case.layout) if isinstance(pristine[0], torch.Tensor) else pristine[0]
     for index, (held, original) in enumerate(zip(given, [kept, *pristine[1:]], strict=True)):
         if isinstance(held, torch.Tensor) and not same_bits(held.contiguous(), original, any_nan=False):
-            return _row(case, FAIL, f"changed its input {index}", **facts)
+            return row_of(case, FAIL, f"changed its input {index}", **facts)
     scene = checks.Scene(question.reference, models[key], given, question.expected, output, strict, options.calls)
     if class_ in (PASS, NEARER):
         problem = _further(scene, question, facts)
@@ -331,7 +316,7 @@ def _judge_output(
             models.pop(key, None)
         if problem:
             class_, reason = FAIL, problem
-    return _row(case, class_, reason, **facts)
+    return row_of(case, class_, reason, **facts)
 
 
 def _further(scene: checks.Scene, question: Question, facts: Row) -> str | None:
@@ -362,64 +347,6 @@ def _exactly_beta(scene: checks.Scene) -> str | None:
     if bool((scene.output == beta).all()):
         return None
     return f"a constant row must give exactly beta: {compare(beta, scene.output, atol=0.0, rtol=0.0).describe()}"
-
-
-def classify(
-    question: Question, comparison: Comparison, error: ErrorOf | None, *, strict: bool, accurate: bool
-) -> tuple[str, str]:
-    """(class, reason) of an output, from its distance to native and to the float64 answer.
-
-    strict: only the reference's bits pass. accurate: the float64 bounds must hold wherever the answer is finite.
-    """
-    if strict and not comparison.identical:
-        return FAIL, f"not bit-identical: {comparison.describe()}"
-    truth, native = question.truth, question.reference_error
-    if accurate and truth is not None and error is not None and truth.normalised:
-        if truth.rstd_overflows:
-            return (PASS, "") if comparison.allclose else (APART, "float64 rstd is above the largest fp32 number")
-        if error.bound_ratio > 1.0 or (truth.finite and not error.allclose):
-            return FAIL, (
-                f"not as accurate as declared: error uses {error.bound_ratio:.3g} of the bound, "
-                f"max abs {error.max_abs:.3g}, allclose to the float64 answer: {error.allclose}"
-            )
-    if comparison.allclose:
-        return PASS, ""
-    how = comparison.describe()
-    if error is None or native is None:
-        return FAIL, how
-    errors = f"max abs error against float64: candidate {error.max_abs:.3g}, native {native.max_abs:.3g}"
-    if nearer(native, error) != "candidate":
-        return FAIL, f"{how}; {errors}"
-    if error.allclose:
-        return NEARER, f"native is further from the float64 answer; {errors}"
-    return FAIL, f"{how}; nearer to the float64 answer than native, but not within tolerance of it; {errors}"
-
-
-def _oracle_facts(question: Question, error: ErrorOf | None) -> Row:
-    """The oracle part of a row: both errors, and which is nearer."""
-    native = question.reference_error
-    if error is None or native is None or question.truth is None:
-        return {"no_oracle": question.no_truth}
-    record: Row = {
-        "reference_max_abs": short_float(native.max_abs),
-        "candidate_max_abs": short_float(error.max_abs),
-        "nearer": nearer(native, error),
-        "reference_max_ulp": short_float(native.max_ulp),
-        "candidate_max_ulp": short_float(error.max_ulp),
-        "reference_allclose": native.allclose,
-        "candidate_allclose": error.allclose,
-    }
-    for side, each in (("reference", native), ("candidate", error)):
-        if each.special_mismatches:
-            record[f"{side}_special_mismatches"] = each.special_mismatches
-        if each.bound_ratio == each.bound_ratio:
-            record[f"{side}_bound_ratio"] = short_float(each.bound_ratio)
-    if "worst" in (detail := error.to_json()):
-        record["candidate_worst"] = detail["worst"]
-    facts: Row = {"oracle": record}
-    if question.truth.rstd_overflows:
-        facts["rstd_overflows_fp32"] = record["rstd_overflows_fp32"] = True
-    return facts
 
 
 def _still_usable(device: torch.device, error: BaseException) -> None:

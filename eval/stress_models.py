@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import kbsub.submissions
-from kbsub.adapters.candidate import CandidateError, load_candidate
+from kbsub.adapters.candidate import CandidateError, cuda_source_of, load_candidate
 from kbsub.adapters.task import SEED, Task
 from kbsub.eval.oracle import is_bare_layer_norm
 from kbsub.eval.stress_cases import OWN_EPS, Case, Parameters, Shape, TaskCases, load_task_cases
@@ -36,6 +36,7 @@ class Entrant:
     accurate: bool
     build: Build
     state: bool = True
+    hosted: bool = False  # its kernels are executed on the CPU
 
 
 BASELINES: dict[str, Build] = {
@@ -45,22 +46,28 @@ BASELINES: dict[str, Build] = {
 
 
 def entrant(payload: Mapping[str, Any], task: Task) -> Entrant:
-    """The entrant of one payload: H2's candidate payload, or {"baseline": "eager" | "compile_default"}.
-
-    Raises CandidateError when the candidate's file gives no ModelNew.
-    """
+    """The entrant of one stage payload (stem, candidate_source, declaration, host_executor ...), or of a baseline's:
+    {"baseline": "eager" | "compile_default", "stem"}. Raises CandidateError when the file gives no ModelNew."""
     if "baseline" in payload:
         name = payload["baseline"]
         if name not in BASELINES:
             raise CandidateError(f"unknown baseline {name!r}; known are {', '.join(BASELINES)}")
         return Entrant(payload.get("stem", name), "baseline", False, BASELINES[name], state=False)
-    model = load_candidate(payload["candidate_source"], task)
+    source, modules = payload["candidate_source"], task.modules()
+    model = load_candidate(source, task, modules=modules)
+    hosted = bool(payload.get("host_executor")) and cuda_source_of(source) == "CUDA_SOURCE"
+    if hosted:
+        from kbsub.eval.host_executor import SMALL_LIMITS, HostExecutor, adopt
+
+        adopt(modules.context, SMALL_LIMITS, HostExecutor())
+        model = modules.context["ModelNew"]
     declared = payload.get("declaration") or {}
     return Entrant(
         payload["stem"],
         declared.get("contract", ""),
         bool(declared.get("accurate", False)),
         lambda _, init: model(*init),
+        hosted=hosted,
     )
 
 
@@ -148,7 +155,7 @@ class Workshop:
 
 
 def eps_paths(reference: torch.nn.Module, eps: float) -> list[str]:
-    """Paths of the submodules with a float eps. Raises NotApplicable when there is none but `eps` is not the default."""
+    """Paths of the submodules with a float eps. Raises NotApplicable when there is none but eps is not the default."""
     paths = [path for path, module in reference.named_modules() if isinstance(vars(module).get("eps"), float)]
     if not paths and eps != OWN_EPS:
         raise NotApplicable("the task's model has no eps")
