@@ -44,7 +44,7 @@ READY :=
 endif
 KBSUB := $(PY) -m kbsub.eval.cli
 # A linter that a given PYTHON lacks is skipped aloud; in .venv it is always there.
-check = if test -n '$(PYTHON)' && ! $(PY) -c 'import $1' 2>&-; then echo '$1: SKIPPED: $(PY) has none'; else $(PY) -m $1 $2; fi
+check = if test -n '$(PYTHON)' && ! $(PY) -c 'import $1' 2>/dev/null; then echo '$1: SKIPPED: $(PY) has none'; else $(PY) -m $1 $2; fi
 
 .PHONY: help setup links fetch eval test lint report
 help: ## this list
