@@ -1,4 +1,4 @@
-"""What PyTorch itself offers for a task: eager, TorchScript and the modes of torch.compile; and upstream's baseline files.
+"""What PyTorch itself offers for a task: eager, TorchScript, the modes of torch.compile; and upstream's baseline files.
 
 The table is data. Every baseline is the task's own Model, built like upstream builds it. Knows torch (inside functions)
 and upstream's `measure_ref_program_time`; nothing of candidates.
@@ -21,13 +21,18 @@ class Baseline:
     mode: str | None = None
     own_graphs: bool = False
     upstream_file: str | None = None  # the name upstream's generate_baseline_time.py gives its file
+    floor: bool = False  # not the task at all: what moving the same input and output takes; never ranked
 
 
 BASELINES: dict[str, Baseline] = {
+    "copy": Baseline("copy of the input", floor=True),
     "eager": Baseline("eager", upstream_file="baseline_time_torch.json"),
     "torchscript": Baseline("TorchScript (traced)"),
     "compile_default": Baseline(
-        "torch.compile default", "inductor", "default", upstream_file="baseline_time_torch_compile_inductor_default.json"
+        "torch.compile default",
+        "inductor",
+        "default",
+        upstream_file="baseline_time_torch_compile_inductor_default.json",
     ),
     "compile_max_autotune_no_cudagraphs": Baseline(
         "torch.compile max-autotune-no-cudagraphs",
@@ -77,15 +82,25 @@ def build(name: str, model: Any, arguments: list[Any]) -> Callable[..., Any]:
     import torch
 
     baseline = BASELINES[name]
+    if baseline.floor:
+        return copy_first_input
     if name == "torchscript":
         with torch.no_grad():
-            traced: Callable[..., Any] = torch.jit.trace(model, tuple(arguments), check_trace=False)
+            trace: Any = torch.jit.trace
+            traced: Callable[..., Any] = trace(model, tuple(arguments), check_trace=False)
         return traced
     if baseline.backend is None:
         program: Callable[..., Any] = model
         return program
     compiled: Callable[..., Any] = torch.compile(model, backend=baseline.backend, mode=baseline.mode)
     return compiled
+
+
+def copy_first_input(*arguments: Any) -> Any:
+    """A fresh copy of the first tensor: the same bytes in and out as a task that keeps its shape, and no arithmetic."""
+    import torch
+
+    return next(value for value in arguments if isinstance(value, torch.Tensor)).clone()
 
 
 def compiled_frames() -> int:
@@ -123,5 +138,7 @@ def measure(payload: dict[str, Any], progress: Callable[[dict[str, Any]], None])
         precision=task.precision,
     )
     if stats is None:  # upstream prints the exception and returns nothing
-        raise JudgeFailure(Status.RUNTIME_ERROR, f"upstream could not time {task.name} as {baseline.title}; see the log")
+        raise JudgeFailure(
+            Status.RUNTIME_ERROR, f"upstream could not time {task.name} as {baseline.title}: see its log"
+        )
     return {"name": task.name, "level": task.level, "stats": stats}

@@ -16,7 +16,9 @@ from typing import Any
 
 import torch
 
+from kbsub.adapters import environment
 from kbsub.adapters.candidate import load_candidate
+from kbsub.adapters.evaluator import import_upstream
 from kbsub.adapters.isolation import JudgeFailure, Status, is_out_of_memory
 from kbsub.adapters.task import task_from_payload
 from kbsub.eval import baselines, floors, quality
@@ -78,22 +80,6 @@ class TimerWatch:
         return found
 
 
-def upstream_functions(payload: Mapping[str, Any], graphs: bool) -> tuple[dict[str, Any], Any, str]:
-    """Upstream's timing functions by method, its get_timing_stats, and why there are none ("" when there are)."""
-    wanted = [method for method in payload["methods"] if method != GRAPH_REPLAY]
-    if not wanted:
-        return {}, None, ""
-    if not graphs:
-        return {}, None, "upstream's methods need CUDA"
-    if not payload.get("kernelbench"):
-        return {}, None, "upstream's methods need the checkout: kbsub fetch"
-    from kbsub.adapters.evaluator import import_upstream
-
-    upstream = import_upstream(Path(payload["kernelbench"]))
-    timing = upstream.module.timing
-    return {method: timing.get_timing_function(method) for method in wanted}, timing.get_timing_stats, ""
-
-
 def run(payload: dict[str, Any], progress: Progress) -> dict[str, Any]:
     """Time every scene of the payload (made by eval/bench.py); everything found out goes through `progress`.
 
@@ -111,8 +97,26 @@ class BenchRun:
         self.started = time.monotonic()
         self.machine: CudaMachine | CpuMachine = machine_for(payload["device"])
         self.watch = TimerWatch()
-        self.functions, self.get_stats, self.upstream_reason = upstream_functions(payload, self.machine.graphs)
+        self.stand_ins: tuple[str, ...] = ()
+        self.functions: dict[str, Any] = {}
+        self.get_stats: Any = None
+        self.upstream_reason = self._import_upstream()
         self.budget_s = float(payload["budget_s"])
+
+    def _import_upstream(self) -> str:
+        """Get upstream's timing functions from the checkout; why there are none, or "" when there are."""
+        wanted = [method for method in self.payload["methods"] if method != GRAPH_REPLAY]
+        if not wanted:
+            return "not asked for"
+        if not self.machine.graphs:
+            return "upstream's methods need CUDA"
+        if not self.payload.get("kernelbench"):
+            return "upstream's methods need the checkout: kbsub fetch"
+        upstream = import_upstream(Path(self.payload["kernelbench"]))
+        timing = upstream.module.timing
+        self.functions = {method: timing.get_timing_function(method) for method in wanted}
+        self.get_stats, self.stand_ins = timing.get_timing_stats, upstream.stand_ins
+        return ""
 
     def used(self) -> float:
         """The share of the time budget that is gone."""
@@ -120,6 +124,7 @@ class BenchRun:
 
     def run(self) -> dict[str, Any]:
         done = []
+        self._emit({"kind": "environment", "environment": environment.facts(self.payload["device"], self.stand_ins)})
         with torch.no_grad():
             if self.payload.get("floors") is not None:
                 self._floors(self.payload["floors"])
@@ -127,8 +132,15 @@ class BenchRun:
                 if self.used() >= 1.0:
                     self._emit({"kind": "skipped", "scene": _scene_id(spec), "reason": _budget_words(self.budget_s)})
                     continue
-                SceneRun(self, spec).run()
-                done.append(_scene_id(spec))
+                try:
+                    SceneRun(self, spec).run()
+                    done.append(_scene_id(spec))
+                except ContextLost:
+                    raise
+                except Exception as error:  # the scene itself (its inputs, its reference); the other scenes go on
+                    self.machine.synchronize()
+                    reason = f"the scene cannot be set up: {type(error).__name__}: {str(error)[:600]}"
+                    self._emit({"kind": "skipped", "scene": _scene_id(spec), "reason": reason})
                 self._release()
         return {"scenes": done, "seconds": time.monotonic() - self.started}
 
@@ -188,7 +200,7 @@ class SceneRun:
         for method, function in bench.functions.items():
             self._upstream(method, function)
         self._parameters_unchanged()
-        self._emit()
+        self._emit(finished=True)
 
     # ---- building ----
 
@@ -308,7 +320,7 @@ class SceneRun:
                     self._drop(name, Status.INCORRECT_NUMERICAL, f"it changed its parameter {key} while it was timed")
                     break
 
-    def _emit(self) -> None:
+    def _emit(self, finished: bool = False) -> None:
         after = quality.snapshot(self.uuid)
         for name, row in self.rows.items():
             equal = self.scene.identical.get(name)
@@ -317,6 +329,7 @@ class SceneRun:
         self.bench._emit(
             {
                 "kind": "scene",
+                "finished": finished,
                 "scene": self.id,
                 "key": self.spec["key"],
                 "precision": self.spec["precision"],

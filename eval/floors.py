@@ -41,6 +41,7 @@ def copy_bandwidth(device: Any, size_bytes: int = COPY_BYTES, repeats: int = COP
     """GB/s of a device-to-device copy on a CUDA device, both directions counted; the median of `repeats` copies."""
     import torch
 
+    event: Any = torch.cuda.Event
     free, _ = torch.cuda.mem_get_info(device)
     size_bytes = min(size_bytes, free // 4) // 16 * 16
     source = torch.zeros(size_bytes // 4, dtype=torch.float32, device=device)
@@ -50,7 +51,7 @@ def copy_bandwidth(device: Any, size_bytes: int = COPY_BYTES, repeats: int = COP
         for _ in range(3):
             target.copy_(source)
         for _ in range(repeats):
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start, end = event(enable_timing=True), event(enable_timing=True)
             torch.cuda.synchronize(device)
             start.record()
             target.copy_(source)
@@ -59,7 +60,7 @@ def copy_bandwidth(device: Any, size_bytes: int = COPY_BYTES, repeats: int = COP
             times.append(start.elapsed_time(end))
     del source, target
     torch.cuda.empty_cache()
-    return 2 * size_bytes / (statistics.median(times) * 1e-3) / 1e9
+    return float(2 * size_bytes / (statistics.median(times) * 1e-3) / 1e9)
 
 
 def chain_floor(device_index: int, chains: int, updates: int) -> dict[str, float]:
@@ -74,6 +75,7 @@ def chain_floor(device_index: int, chains: int, updates: int) -> dict[str, float
     import numpy as np
     import torch
 
+    event: Any = torch.cuda.Event
     blocks, threads = -(-chains // 32), min(chains, 32)
     result = {}
     with cupy.cuda.Device(device_index), torch.cuda.device(device_index):
@@ -82,12 +84,12 @@ def chain_floor(device_index: int, chains: int, updates: int) -> dict[str, float
         reciprocals = [np.float32(1.0 / n) for n in (2, 3, 5, 7)]
         values = [np.float32(v) for v in (0.1, 0.7, 0.3, 0.9)]
         arguments = (np.int32(updates), *values, *reciprocals, np.uint64(out.data_ptr()))
-        # CuPy's current stream and torch's default stream are both the legacy default stream here: events see the launch.
+        # CuPy's current stream and torch's default stream are both the legacy default stream: events see the launch.
         for key, name in (("chain_ms", "chain_mean"), ("chain_mean_m2_ms", "chain_mean_m2")):
             kernel = module.get_function(name)
             times = []
             for repeat in range(CHAIN_REPEATS + 2):
-                start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                start, end = event(enable_timing=True), event(enable_timing=True)
                 torch.cuda.synchronize(device_index)
                 start.record()
                 kernel((blocks,), (threads,), arguments)

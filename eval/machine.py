@@ -15,7 +15,7 @@ import torch
 class GraphProgram:
     """A program captured as a CUDA graph on fixed inputs; `replay` enqueues it, `output` is the tensor it writes."""
 
-    def __init__(self, graph: torch.cuda.CUDAGraph, result: Any) -> None:
+    def __init__(self, graph: Any, result: Any) -> None:
         self.graph, self.result = graph, result
 
     def replay(self) -> None:
@@ -45,7 +45,9 @@ class CudaMachine:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._synchronize, self._event = torch.cuda.synchronize, torch.cuda.Event
+        cuda: Any = torch.cuda  # partly untyped, differently so in each version of torch
+        self._synchronize, self._event, self._stream = cuda.synchronize, cuda.Event, cuda.Stream
+        self._graph, self._capture = cuda.CUDAGraph, cuda.graph
         torch.cuda.set_device(device)
 
     @property
@@ -57,15 +59,15 @@ class CudaMachine:
 
     def capture(self, program: Callable[..., Any], arguments: list[Any], warmups: int) -> GraphProgram:
         """Warm up on a side stream, as torch asks for, then capture one call."""
-        side = torch.cuda.Stream(self.device)
+        side = self._stream(self.device)
         side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(side):
             for _ in range(warmups):
                 program(*arguments)
         torch.cuda.current_stream(self.device).wait_stream(side)
         self.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        graph = self._graph()
+        with self._capture(graph):
             result = program(*arguments)
         self.synchronize()
         return GraphProgram(graph, result)

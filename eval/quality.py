@@ -1,4 +1,4 @@
-"""Was the machine quiet? Clocks, throttling and other processes, read (never set) through NVML, and the flags they raise.
+"""Was the machine quiet? Clocks, throttling, other processes, read (never set) through NVML; and the flags they raise.
 
 Needs the `nvidia-ml-py` package and a driver; without them a snapshot says so and raises no flag of its own. This file
 must not know what was timed.

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 
 from kbsub.adapters.task import SEED, Modules, Task
+from kbsub.eval.baselines import BASELINES
+from kbsub.eval.predicate import OFFICIAL_TOLERANCE
 
 OFFICIAL = "official"
-TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 1e-2}  # upstream's, at the pin
 
 
 class SceneError(Exception):
@@ -32,7 +33,7 @@ class BenchScene:
     def __init__(self, task: Task, device: torch.device, shape: Mapping[str, Any] | None, sets: int) -> None:
         self.task, self.device, self.shape = task, device, shape
         self.modules: Modules = task.modules()
-        self.tolerance = TOLERANCE[task.dtype]
+        self.tolerance = OFFICIAL_TOLERANCE[task.dtype]
         torch.manual_seed(SEED)
         init = self.modules.get_init_inputs() if shape is None else [_tuple(v) for v in shape["init"]]
         self.init_inputs: list[Any] = task.cast(list(init), device)
@@ -55,9 +56,8 @@ class BenchScene:
             torch.manual_seed(SEED + index)  # set 0 is the official timing input
             return self.task.cast(list(self.modules.get_inputs()), self.device)
         generator = torch.Generator(self.device).manual_seed(int(self.shape["seed"]) + index)
-        return [
-            torch.rand(size, generator=generator, device=self.device).to(self.task.dtype) for size in self.shape["inputs"]
-        ]
+        sizes = self.shape["inputs"]
+        return [torch.rand(size, generator=generator, device=self.device).to(self.task.dtype) for size in sizes]
 
     def build(self, model_class: Any) -> torch.nn.Module:
         """An instance with the official seed before its constructor, moved and cast as upstream does."""
@@ -92,6 +92,10 @@ class BenchScene:
         buffer = pass_index % sets
         return self.buffers[buffer], self._show(buffer, (pass_index + pass_index // sets) % sets)
 
+    def captured_arguments(self) -> list[Any]:
+        """Buffer 0, on which graphs are captured."""
+        return self.buffers[0]
+
     def _show(self, buffer: int, chosen: int) -> int:
         if self._showing[buffer] != chosen:
             _copy(self.buffers[buffer], self.contents[chosen])
@@ -105,11 +109,17 @@ class BenchScene:
         Upstream's predicate: torch.allclose(reference, candidate) with atol = rtol = its tolerance, equal_nan off. An
         input that the program has changed is a complaint too, and is mended for the next program.
         """
-        complaint = self._difference(output, self.expected[set_index], name)
+        complaint = self._difference(output, self._expected(name, set_index), name)
         if not _equal(self.buffers[self._active], self.contents[set_index]):
             self._showing[self._active] = None  # to be written again before the next program
             complaint = complaint or "it changed its input"
         return complaint
+
+    def _expected(self, name: str, set_index: int) -> torch.Tensor:
+        """The reference's output, or for a floor program the input that it copies."""
+        if name in BASELINES and BASELINES[name].floor:
+            return next(value for value in self.contents[set_index] if isinstance(value, torch.Tensor))
+        return self.expected[set_index]
 
     def _difference(self, output: Any, expected: torch.Tensor, name: str) -> str | None:
         if not isinstance(output, torch.Tensor):
@@ -123,8 +133,8 @@ class BenchScene:
             return None
         difference = (expected.float() - output.float()).abs().flatten()
         bad = int(torch.argmax(torch.nan_to_num(difference, nan=float("inf"))).item()) if difference.numel() else 0
-        values = expected.flatten()[bad].item(), output.flatten()[bad].item()
-        return f"wrong output: element {bad} is {values[1]!r}, the reference has {values[0]!r} (tolerance {self.tolerance:g})"
+        right, wrong = expected.flatten()[bad].item(), output.flatten()[bad].item()
+        return f"wrong output: element {bad} is {wrong!r}, the reference has {right!r} (tolerance {self.tolerance:g})"
 
 
 def _tuple(value: Any) -> Any:

@@ -1,0 +1,186 @@
+"""`kbsub bench`: candidates and baselines timed together in one run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from kbsub.eval.bench import Record
+
+
+def command(
+    candidates: Annotated[
+        list[str] | None,
+        typer.Argument(help="Candidate files, or names in submissions/<task>; default: every one of the task."),
+    ] = None,
+    task: Annotated[str, typer.Option(help="level<L>_<id>, or the path of a reference program.")] = "level1_40",
+    shapes: Annotated[
+        str, typer.Option(help="official, all (of the task's bench.toml), or keys by comma.")
+    ] = "official",
+    precision: Annotated[str, typer.Option(help="fp32, fp16, bf16, by comma.")] = "fp32",
+    methods: Annotated[
+        str, typer.Option(help="all, or by comma: graph_replay, cuda_event, do_bench, do_bench_impl, host_time.")
+    ] = "all",
+    baselines: Annotated[str, typer.Option(help="all, none, or names by comma (eager, compile_default, ...).")] = "all",
+    rounds: Annotated[int, typer.Option(help="Graph-replay rounds; 0: as published (35, extra shapes 25).", min=0)] = 0,
+    trials: Annotated[int, typer.Option(help="Trials of each upstream method.", min=10)] = 100,
+    budget: Annotated[float, typer.Option(help="Seconds for everything; what does not fit says so.", min=10.0)] = 240.0,
+    out: Annotated[Path | None, typer.Option(help="Result file; rows of an existing one are kept.")] = None,
+    kernelbench: Annotated[Path | None, typer.Option(help="The checkout; default: as kbsub fetch left it.")] = None,
+    device: Annotated[
+        str, typer.Option(help="cuda, cuda:<index>, or cpu for a rehearsal (its times mean nothing).")
+    ] = "cuda",
+    allow_unverified: Annotated[
+        bool, typer.Option("--allow-unverified", help="Also time candidates without an official pass; rows say so.")
+    ] = False,
+) -> None:
+    """Time candidates and baselines in one interleaved run; a table and the JSON.
+
+    A candidate is timed when the result file holds an official pass of this very file (kbsub eval --only official).
+    Exit code: 0 every program was timed or says why not; 1 one failed while timed; 2 the call is wrong; 3 no GPU.
+    """
+    from rich.console import Console
+
+    from kbsub.adapters.isolation import Status
+    from kbsub.adapters.task import PRECISIONS, TaskError, resolve_task
+    from kbsub.eval.baselines import DEFAULT_BASELINES, require_known
+    from kbsub.eval.bench import run_bench
+    from kbsub.eval.bench_plan import Plan, choose_methods, choose_shapes, plan_scenes, read_bench_file, read_candidate
+    from kbsub.eval.bench_record import store
+    from kbsub.eval.commands.eval import _files
+    from kbsub.eval.machine_facts import gpu_folder, gpu_name, submissions_folder
+    from kbsub.eval.result import ResultError, read_result
+    from kbsub.eval.timing import TimingProtocol
+
+    console = Console()
+    gpu = None if device == "cpu" else gpu_name(int(device.partition(":")[2] or 0))
+    if device != "cpu" and gpu is None:
+        _stop(3, f"--device {device}: the NVIDIA driver offers no such GPU; rehearse the run with: --device cpu")
+    precisions = [name.strip() for name in precision.split(",")]
+    if unknown := [name for name in precisions if name not in PRECISIONS]:
+        _stop(2, f"--precision {unknown[0]}: KernelBench knows {', '.join(PRECISIONS)}")
+    checkout = _checkout(kernelbench, console)
+    try:
+        resolved = resolve_task(task, kernelbench=checkout, precision=precisions[0])
+        target = out or Path("runs") / gpu_folder(gpu) / f"{resolved.slug}.json"
+        stored = read_result(target) if target.exists() else None
+        files = [read_candidate(path) for path in _files(candidates or [], task)]
+        bench_file = read_bench_file(submissions_folder(resolved.slug))
+        names = {"all": list(DEFAULT_BASELINES), "none": []}.get(baselines) or baselines.split(",")
+        chosen = [] if baselines == "none" else require_known(names)
+        plan = Plan(
+            task=task,
+            kernelbench=str(checkout) if checkout else None,
+            device=device,
+            candidates={file.stem: file for file in files},
+            scenes=plan_scenes(
+                choose_shapes(shapes, bench_file), precisions, files, chosen, stored, allow_unverified=allow_unverified
+            ),
+            methods=choose_methods(methods),
+            protocol=TimingProtocol(trials=trials, **({"rounds": rounds} if rounds else {})),
+            budget_s=budget,
+            chain=bench_file.chain,
+        )
+        if rounds:
+            for scene in plan.scenes:
+                scene.rounds = rounds
+    except (TaskError, ResultError, ValueError) as error:
+        _stop(2, str(error))
+
+    def keep(found: Record) -> None:
+        store(target, found, resolved)
+
+    show = _Show(console)
+    try:
+        with show:
+            record = run_bench(plan, on_event=show.event, on_record=keep)
+    except (ResultError, OSError) as error:
+        _stop(1, f"{target}: {error}")
+    except KeyboardInterrupt:
+        console.print(f"interrupted; every finished method is in {target}", style="yellow", highlight=False)
+        raise typer.Exit(130) from None
+    _summary(console, plan, record, target)
+    failed = [
+        name
+        for scene in plan.scenes
+        for name, row in record.rows(scene).items()
+        if row["status"] not in (Status.OK.value, Status.NOT_RUN.value)
+    ]
+    raise typer.Exit(1 if failed or record.failure else 0)
+
+
+class _Show:
+    """One line that says what is being timed, on a terminal; a line a scene elsewhere."""
+
+    def __init__(self, console: Any) -> None:
+        self.console = console
+        self.status = console.status("starting") if console.is_terminal else None
+
+    def __enter__(self) -> None:
+        if self.status is not None:
+            self.status.__enter__()
+
+    def __exit__(self, *what: Any) -> None:
+        if self.status is not None:
+            self.status.__exit__(*what)
+
+    def event(self, event: dict[str, Any]) -> None:
+        from kbsub.adapters.isolation import describe_event
+
+        if self.status is not None:
+            self.status.update(describe_event(event))
+        bench = event.get("bench", {})
+        if bench.get("kind") == "dropped":
+            words = f"{bench['scene']}: {bench['name']}: {bench['status']}: {bench['reason']}"
+            self.console.print(words, markup=False, highlight=False, soft_wrap=True)
+        elif bench.get("kind") == "scene" and bench["finished"]:
+            timed = sum(bool(row.get("timing")) for row in bench["rows"].values())
+            self.console.print(f"{bench['scene']}: {timed} programs timed", highlight=False)
+
+
+def _summary(console: Any, plan: Any, record: Any, target: Path) -> None:
+    from kbsub.eval.bench_plan import OFFICIAL
+    from kbsub.eval.result import read_result
+    from kbsub.eval.tables import shapes_table, timing_table
+
+    for note in record.notes:
+        console.print(note, markup=False, highlight=False, soft_wrap=True)
+    for scene in plan.scenes:
+        for name, row in record.rows(scene).items():
+            if row["status"] != "OK":
+                words = f"{scene.id}: {name}: {row['status']}: {row.get('reason', '')}"
+                console.print(words, markup=False, highlight=False, soft_wrap=True)
+    if not target.exists():
+        console.print("nothing was measured, nothing is written", style="bold yellow")
+        return
+    result = read_result(target)
+    for precision in dict.fromkeys(scene.precision for scene in plan.scenes if scene.key == OFFICIAL):
+        console.print(timing_table(result, precision).rich())
+    if any(scene.key != OFFICIAL for scene in plan.scenes):
+        console.print(shapes_table(result, list(plan.candidates)).rich())
+    if plan.device == "cpu":
+        console.print("A rehearsal on the CPU: these times say nothing about a GPU.", style="bold yellow")
+    console.print(f"written to {target}", highlight=False)
+
+
+def _checkout(explicit: Path | None, console: Any) -> Path | None:
+    """The verified checkout, or None (said on the console) where there is none; a wrong one ends the command."""
+    from kbsub.adapters.checkout import CheckoutError, CheckoutMissing, find_checkout
+
+    try:
+        return find_checkout(explicit).path
+    except CheckoutMissing as error:
+        if explicit is not None:
+            _stop(2, str(error))
+        console.print(f"{error} Without it upstream's own methods are not timed.", style="yellow", highlight=False)
+        return None
+    except CheckoutError as error:
+        _stop(2, str(error))
+
+
+def _stop(code: int, message: str) -> NoReturn:
+    typer.echo(f"kbsub bench: {message}", err=True)
+    raise typer.Exit(code)

@@ -1,0 +1,284 @@
+"""Every table of the papers and of the terminal, made from result files alone.
+
+A table is data (title, headers, rows of strings, notes); Markdown and rich are two ways to show it. Nothing here
+measures, reads a file or knows a task: what a table says comes from the keys of results.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kbsub.adapters.isolation import Status
+from kbsub.eval.baselines import BASELINES
+from kbsub.eval.comparison import Comparison, Verdict, compare, unpaired
+from kbsub.eval.result import Baseline, Candidate, Result, Timing
+
+NOTHING = "-"
+REPLAY = ("graph_replay", "cpu_rehearsal")
+PRECISIONS = ("fp32", "fp16", "bf16")
+
+
+@dataclass
+class Table:
+    """Cells are ready-made text; `notes` are sentences below the table."""
+
+    title: str
+    headers: list[str]
+    rows: list[list[str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def markdown(self) -> str:
+        """A GitHub table: the first column to the left, the others to the right; the notes below."""
+        if not self.rows:
+            return f"_{self.title}: no such results are committed yet._"
+        lines = ["| " + " | ".join(self.headers) + " |"]
+        lines.append("|---|" + "---:|" * (len(self.headers) - 1))
+        lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in self.rows]
+        if self.notes:
+            lines += ["", *self.notes]
+        return "\n".join(lines)
+
+    def rich(self) -> Any:
+        """The same for a terminal."""
+        from rich.table import Table as RichTable
+
+        shown = RichTable(title=self.title, caption="\n".join(self.notes) or None, caption_justify="left")
+        for index, header in enumerate(self.headers):
+            shown.add_column(header, justify="left" if index == 0 else "right", overflow="fold")
+        for row in self.rows:
+            shown.add_row(*(cell.replace("[", r"\[") for cell in row))
+        return shown
+
+
+# ---- one program's numbers ----
+
+
+def programs(result: Result, precision: str = "fp32") -> dict[str, Baseline | Candidate]:
+    """Baselines, then candidates, of one precision, by plain name (no "@fp16")."""
+    found: dict[str, Baseline | Candidate] = {}
+    rows: list[tuple[str, Baseline | Candidate]] = [*result.baselines.items(), *result.candidates.items()]
+    for key, row in rows:
+        name, _, suffix = key.partition("@")
+        if (suffix or "fp32") == precision:
+            found[name] = row
+    return found
+
+
+def title_of(name: str) -> str:
+    return BASELINES[name].title if name in BASELINES else f"`{name}`"
+
+
+def replay_of(timing: Mapping[str, Timing] | None) -> Timing | None:
+    """The graph-replay timing, or the CPU's rehearsal of it."""
+    return next(((timing or {})[method] for method in REPLAY if method in (timing or {})), None)
+
+
+def typical_ms(timing: Mapping[str, Timing] | None, method: str) -> float | None:
+    """The median of a replay, upstream's mean of one of its methods; None where it was not measured."""
+    found = (timing or {}).get(method)
+    if found is None:
+        return None
+    return found.median_ms if found.median_ms is not None else found.mean_ms
+
+
+def ms(value: float | None) -> str:
+    """A time in ms with the digits that mean something: 4 significant, at least as fine as a tenth of a microsecond."""
+    if value is None or not math.isfinite(value):
+        return NOTHING
+    return f"{value:.4f}" if value < 0.1 else f"{value:.3f}" if value < 10 else f"{value:.2f}"
+
+
+def run_of(timing: Timing | None) -> str | None:
+    return str((timing.model_extra or {}).get("run")) if timing and (timing.model_extra or {}).get("run") else None
+
+
+def paired(a: Timing | None, b: Timing | None) -> Comparison:
+    """Two stored timings of one method compared round by round; UNSURE unless both come from the same run."""
+    if a is None or b is None or not a.samples_ms or not b.samples_ms:
+        return unpaired("not measured")
+    if run_of(a) is None or run_of(a) != run_of(b):
+        return unpaired("not measured in the same run")
+    return compare(by_round(a), by_round(b))
+
+
+def by_round(timing: Timing) -> list[float]:
+    """One number a round: a replay's sample, or the median of the trials of one of upstream's passes."""
+    samples = timing.samples_ms or []
+    passes = (timing.model_extra or {}).get("passes")
+    if not passes or len(samples) % int(passes):
+        return samples
+    size = len(samples) // int(passes)
+    chunks = (sorted(samples[i : i + size]) for i in range(0, len(samples), size))
+    return [(chunk[(size - 1) // 2] + chunk[size // 2]) / 2 for chunk in chunks]
+
+
+def against(mine: Mapping[str, Timing] | None, other: Mapping[str, Timing] | None) -> tuple[Comparison, str]:
+    """The comparison by the best method that both have: graph replay, else upstream's cuda_event."""
+    for method in (*REPLAY, "cuda_event"):
+        if method in (mine or {}) and method in (other or {}):
+            return paired((mine or {})[method], (other or {})[method]), method
+    return unpaired("not measured by a common method"), NOTHING
+
+
+def speedup_words(comparison: Comparison) -> str:
+    """ "1.60x faster", "same (1.00x)", "unsure (1.01x)"; a tie never reads as a win."""
+    if math.isnan(comparison.ratio):
+        return NOTHING
+    value = f"{comparison.speedup:.2f}x" if comparison.speedup < 10 else f"{comparison.speedup:.1f}x"
+    words = {Verdict.FASTER: "{} FASTER", Verdict.SLOWER: "{} SLOWER", Verdict.SAME: "{} SAME"}
+    return words.get(comparison.verdict, "{} UNSURE").format(value)
+
+
+def percent(part: float | None, whole: float | None) -> str:
+    """How much of a measured time a floor explains."""
+    return NOTHING if not part or not whole else f"{100 * part / whole:.0f}%"
+
+
+# ---- tables ----
+
+
+def timing_table(result: Result, precision: str = "fp32", reference: str = "eager") -> Table:
+    """All programs at the official shape: every method, the speedup over `reference`, percent of the floors."""
+    headers = [
+        "program",
+        "contract",
+        "graph replay ms",
+        "quartiles",
+        "cuda_event ms",
+        "do_bench ms",
+        "do_bench_impl ms",
+    ]
+    headers += ["host_time ms", f"against {reference}", "of memory floor", "flags"]
+    table = Table(f"level{result.task.level}_{result.task.problem_id} {precision}, {result.environment.gpu}", headers)
+    rows = programs(result, precision)
+    base = rows.get(reference)
+    floor = floor_ms(result, precision)
+    timed = {name: row for name, row in rows.items() if row.timing}
+    for name, row in sorted(timed.items(), key=lambda item: -(best_ms(item[1].timing) or math.inf)):
+        replay = replay_of(row.timing)
+        quartiles = NOTHING if replay is None else f"{ms(replay.q25_ms)} - {ms(replay.q75_ms)}"
+        contract = row.contract if isinstance(row, Candidate) else "floor" if is_floor(name) else "baseline"
+        words = NOTHING
+        if base is not None and name != reference and not is_floor(name):
+            comparison, method = against(row.timing, base.timing)
+            words = speedup_words(comparison) + (" (cuda_event)" if method == "cuda_event" else "")
+        cells = [title_of(name), contract or "undeclared", ms(replay.median_ms if replay else None), quartiles]
+        cells += [ms(typical_ms(row.timing, method)) for method in ("cuda_event", "do_bench", "do_bench_impl")]
+        cells += [ms(typical_ms(row.timing, "host_time")), words]
+        cells += [NOTHING if is_floor(name) else percent(floor, best_ms(row.timing)), flag_words(row)]
+        table.rows.append(cells)
+    table.notes = timing_notes(result, precision)
+    return table
+
+
+def is_floor(name: str) -> bool:
+    return name in BASELINES and BASELINES[name].floor
+
+
+def best_ms(timing: Mapping[str, Timing] | None) -> float | None:
+    """The time a program is ranked by: its graph replay, or cuda_event where it replays graphs itself."""
+    replay = replay_of(timing)
+    return replay.median_ms if replay is not None else typical_ms(timing, "cuda_event")
+
+
+def floor_ms(result: Result, precision: str, key: str = "official") -> float | None:
+    """The memory floor of a scene: as stored by the newest run that timed it, else the file's own for fp32."""
+    bench = (result.model_extra or {}).get("bench") or {}
+    for run in sorted(bench.get("runs", {}), reverse=True):
+        scene = bench["runs"][run]["scenes"].get(f"{key}@{precision}", {})
+        if "memory_floor_ms" in scene:
+            return float(scene["memory_floor_ms"])
+    return result.floors.memory_ms if (precision, key) == ("fp32", "official") else None
+
+
+def flag_words(row: Baseline | Candidate) -> str:
+    """What speaks against the samples of a program, and what must be said about where it was timed."""
+    replay = replay_of(row.timing)
+    flags = list((replay.model_extra or {}).get("flags", [])) if replay is not None else []
+    flags += ((row.model_extra or {}).get("bench") or {}).get("notes", [])
+    return "; ".join(flags) or NOTHING
+
+
+def timing_notes(result: Result, precision: str) -> list[str]:
+    """Where the numbers come from, the floors, and what disturbed the machine."""
+    where = result.environment
+    notes = [
+        f"{where.gpu}, driver {where.driver}, torch {where.torch}, {where.date[:10]}. Graph replay: median, quartiles "
+        "of rounds in shuffled order, 5 replays a sample. Other columns: upstream's own methods (mean of its trials), "
+        "interleaved in the same run. FASTER, SLOWER, SAME, UNSURE: paired bootstrap over the rounds, 95%, margin 0.5%."
+    ]
+    floors = result.floors
+    if floors.copy_gb_s:
+        words = f"Floors measured in the same run: copy {floors.copy_gb_s:.0f} GB/s"
+        floor = floor_ms(result, precision)
+        words += f", every byte once {ms(floor)} ms" if floor else ""
+        twice = (floors.model_extra or {}).get("memory_two_reads_ms")
+        words += f", input read twice {ms(twice)} ms" if twice and precision == "fp32" else ""
+        words += f", chain of the reference order {ms(floors.chain_ms)} ms" if floors.chain_ms else ""
+        notes.append(words + ".")
+    bench = (result.model_extra or {}).get("bench") or {}
+    for run in sorted(bench.get("runs", {}), reverse=True)[:1]:
+        flags = bench["runs"][run]["scenes"].get(f"official@{precision}", {}).get("quality", {}).get("flags", [])
+        if flags:
+            notes.append("Disturbed: " + "; ".join(flags) + ".")
+    return notes
+
+
+def shapes_table(result: Result, candidates: Sequence[str], precisions: Iterable[str] = PRECISIONS) -> Table:
+    """Every shape beyond the official one: eager, each candidate and the ratio, by graph replay on both sides."""
+    names = ", ".join(f"`{name}`" for name in candidates)
+    table = Table(f"shapes: eager against {names or 'nothing'}", ["shape", "precision", "eager ms"])
+    for name in candidates:
+        table.headers += [f"`{name}` ms", "times faster", "bit-equal"]
+    for precision in precisions:
+        rows = programs(result, precision)
+        eager = rows.get("eager")
+        for key in (eager.shapes or {}) if eager is not None else {}:
+            base = (eager.shapes or {})[key] if eager is not None else None
+            replay = replay_of(base.timing if base else None)
+            if base is None or replay is None:
+                continue
+            cells = [key.replace("x", " x "), precision, ms(replay.median_ms)]
+            for name in candidates:
+                cells += _shape_cells(rows.get(name), key, replay)
+            table.rows.append(cells)
+    if table.rows:
+        table.notes = [
+            "Graph replay on both sides, same run; the ratio is the median over rounds of eager / candidate."
+        ]
+    return table
+
+
+def _shape_cells(row: Baseline | Candidate | None, key: str, eager: Timing) -> list[str]:
+    shape = (row.shapes or {}).get(key) if row is not None else None
+    if shape is None:
+        return [NOTHING, NOTHING, NOTHING]
+    mine = replay_of(shape.timing)
+    if mine is None:
+        return [str(shape.status or Status.NOT_RUN), NOTHING, NOTHING]
+    identity = shape.bit_identity if isinstance(shape.bit_identity, Mapping) else {}
+    equal = f"{identity['identical']}/{identity['total']}" if "total" in identity else NOTHING
+    return [ms(mine.median_ms), speedup_words(paired(mine, eager)), equal]
+
+
+def verdicts_table(result: Result, candidates: Sequence[str], precision: str = "fp32") -> Table:
+    """Each candidate against every baseline and the other candidates: the paired comparison in words."""
+    rows = programs(result, precision)
+    others = [name for name, row in rows.items() if row.timing and not is_floor(name)]
+    table = Table("paired comparisons", ["against", *(f"`{name}`" for name in candidates)])
+    for other in others:
+        cells = []
+        for name in candidates:
+            mine = rows.get(name)
+            if mine is None or name == other:
+                cells.append(NOTHING)
+                continue
+            comparison, method = against(mine.timing, rows[other].timing)
+            suffix = " (cuda_event)" if method == "cuda_event" else ""
+            cells.append(NOTHING if math.isnan(comparison.ratio) else comparison.words(title_of(other)) + suffix)
+        if any(cell != NOTHING for cell in cells):
+            table.rows.append([title_of(other), *cells])
+    return table
