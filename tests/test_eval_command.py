@@ -1,0 +1,194 @@
+"""`kbsub eval` on the CPU path: a bad candidate costs its own row and the exit code, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from kbsub.eval import machine_facts
+from kbsub.eval.cli import app
+
+REFERENCE = """
+import torch
+
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return x * 2
+
+
+def get_inputs():
+    return [torch.rand(4, 5)]
+
+
+def get_init_inputs():
+    return []
+"""
+
+FORWARD = """
+import ctypes, os, sys, time
+import torch
+
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        {body}
+"""
+
+# stem, source, status of the row, words of its reason
+CANDIDATES = [
+    ("good_first", FORWARD.format(body="return x + x"), "OK", "not an official verdict"),
+    ("hangs", FORWARD.format(body="time.sleep(3600)"), "TIMEOUT", "TIMEOUT after 15 s in trial 1 (seed 734796314)"),
+    ("exits", FORWARD.format(body="os._exit(0)"), "CRASHED", "exit code 0"),
+    ("calls_sys_exit", FORWARD.format(body="sys.exit(0)"), "CRASHED", "sys.exit(0)"),
+    ("segfaults", FORWARD.format(body="ctypes.string_at(0)"), "CRASHED", "SIGSEGV"),
+    # An allocation that no machine grants; growth up to the limit is in test_isolation.py.
+    ("out_of_memory", FORWARD.format(body="return torch.empty(1 << 50)"), "OUT_OF_MEMORY", "trial 1"),
+    ("syntax_error", "class ModelNew(:\n", "COMPILE_ERROR", "line 1"),
+    ("no_model_new", "class Model2: ...\n", "COMPILE_ERROR", "defines no ModelNew"),
+    ("import_error", "import no_such_module\nclass ModelNew: ...\n", "COMPILE_ERROR", "no_such_module"),
+    (
+        "raises",
+        FORWARD.format(body="raise ValueError('x must be contiguous')"),
+        "RUNTIME_ERROR",
+        "x must be contiguous",
+    ),
+    ("wrong_shape", FORWARD.format(body="return x[0]"), "INCORRECT_SHAPE", "(4, 5), got (5,)"),
+    ("wrong_value", FORWARD.format(body="return x * 2.001"), "INCORRECT_NUMERICAL", "Output mismatch"),
+    ("no_tensor", FORWARD.format(body="return None"), "INCORRECT_SHAPE", "NoneType"),
+    ("prints_rubbish", FORWARD.format(body="print('\\0' * 100_000); return x * 2"), "OK", "not an official"),
+    ("wants_cuda", FORWARD.format(body="return x.cuda() * 2"), "NOT_RUN", "NVIDIA GPU"),
+    ("cuda_file", "CUDA_SOURCE = ''\n" + FORWARD.format(body="return x"), "NOT_RUN", "CUDA_SOURCE"),
+    ("good_last", FORWARD.format(body="return 2 * x"), "OK", "not an official verdict"),
+]
+
+
+def invoke(*arguments: str) -> tuple[int, str]:
+    """Exit code and output of `kbsub eval`, on a machine whose driver offers no GPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machine_facts, "gpu_name", lambda index=0: None)
+        outcome = CliRunner().invoke(app, ["eval", *arguments])
+    return outcome.exit_code, outcome.output
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("candidates")
+    (folder / "task.py").write_text(REFERENCE)
+    for stem, source, _, _ in CANDIDATES:
+        (folder / f"{stem}.py").write_text(source)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole_run(folder: Path) -> tuple[int, str, dict[str, Any]]:
+    """One run over every candidate: exit code, output, the rows of the file."""
+    out = folder / "out.json"
+    files = [str(folder / f"{stem}.py") for stem, *_ in CANDIDATES]
+    options = ["--task", str(folder / "task.py"), "--only", "official", "--timeout", "15", "--out", str(out)]
+    code, output = invoke(*files, *options)
+    return code, output, json.loads(out.read_text())
+
+
+@pytest.mark.parametrize(("stem", "source", "status", "words"), CANDIDATES, ids=[row[0] for row in CANDIDATES])
+def test_each_candidate_has_its_own_row(whole_run: Any, stem: str, source: str, status: str, words: str) -> None:
+    found = whole_run[2]["candidates"][stem]
+    assert found["status"] == status, found
+    assert words in found["reason"], found["reason"]
+    assert found["official"] is None, "no local case is ever an official verdict"
+
+
+def test_failed_rows_cost_the_exit_code(whole_run: Any) -> None:
+    assert whole_run[0] == 1
+
+
+def test_output_says_what_to_do_and_that_nothing_was_certified(whole_run: Any) -> None:
+    output = whole_run[1]
+    assert "Nothing official was certified (no NVIDIA GPU)" in output
+    assert (
+        "hangs.py, official: TIMEOUT after 15 s in trial 1 (seed 734796314). Rerun it alone with: kbsub eval" in output
+    )
+    assert "--timeout 900" in output
+
+
+def test_honest_rows_exit_zero_and_join_the_file(folder: Path, whole_run: Any) -> None:
+    """A second run updates its rows and keeps the others."""
+    out = folder / "second.json"
+    out.write_text(json.dumps(whole_run[2]))
+    task = ["--task", str(folder / "task.py"), "--only", "official", "--out", str(out)]
+    code, output = invoke(str(folder / "cuda_file.py"), str(folder / "good_last.py"), *task)
+    rows = json.loads(out.read_text())["candidates"]
+    assert code == 0, output
+    assert rows.keys() == whole_run[2]["candidates"].keys()
+    assert rows["hangs"] == whole_run[2]["candidates"]["hangs"]
+
+
+def test_rows_before_an_interrupt_are_in_the_file(folder: Path, tmp_path: Path) -> None:
+    """The parent is killed while the second candidate hangs: the first row is there, and the file is whole."""
+    out = tmp_path / "out.json"
+    files = [str(folder / f"{stem}.py") for stem in ("good_first", "hangs")]
+    command = [sys.executable, "-m", "kbsub.eval.cli", "eval", *files, "--task", str(folder / "task.py")]
+    parent = subprocess.Popen([*command, "--only", "official", "--out", str(out), "--device", "cpu"])
+    try:
+        for _ in range(600):
+            if out.exists():
+                break
+            try:
+                parent.wait(0.1)
+                pytest.fail("the run ended before it was interrupted")
+            except subprocess.TimeoutExpired:
+                continue
+    finally:
+        parent.kill()
+        parent.wait()
+    assert json.loads(out.read_text())["candidates"]["good_first"]["status"] == "OK"
+    assert [file.name for file in tmp_path.iterdir()] == ["out.json"]
+
+
+# arguments after the files, exit code, words
+CALLS = [
+    (["--only", "officail"], 2, "no such stage; there are official, identity"),
+    (["--device", "tpu"], 2, "write cuda, cuda:<index> or cpu"),
+    (["--device", "cuda"], 3, "offers no such GPU"),
+    (["--precision", "fp8"], 2, "fp32, fp16, bf16"),
+    (["--task", "level1"], 2, "level<L>_<id>"),
+    (["--kernelbench", "nowhere"], 2, "nowhere"),
+    (["absent_file.py"], 2, "no such candidate file"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "code", "words"), CALLS, ids=[" ".join(row[0]) for row in CALLS])
+def test_wrong_call(folder: Path, tmp_path: Path, arguments: list[str], code: int, words: str) -> None:
+    task = [] if "--task" in arguments else ["--task", str(folder / "task.py")]
+    out = tmp_path / "out.json"
+    found, output = invoke(str(folder / "good_first.py"), *task, *arguments, "--out", str(out))
+    assert (found, out.exists()) == (code, False), output
+    assert words in " ".join(output.split())
+
+
+def test_same_stem_twice_is_a_wrong_call(folder: Path, tmp_path: Path) -> None:
+    twin = tmp_path / "good_first.py"
+    twin.write_text("")
+    code, output = invoke(str(folder / "good_first.py"), str(twin), "--task", str(folder / "task.py"))
+    assert code == 2 and "share a row" in output
+
+
+def test_file_of_another_task_is_refused_before_anything_runs(folder: Path, tmp_path: Path, whole_run: Any) -> None:
+    out = tmp_path / "out.json"
+    out.write_text(json.dumps({**whole_run[2], "task": {**whole_run[2]["task"], "sha256": "0" * 64}}))
+    before = out.read_text()
+    code, output = invoke(str(folder / "hangs.py"), "--task", str(folder / "task.py"), "--out", str(out))
+    assert code == 2 and "--out" in output
+    assert out.read_text() == before
+
+
+def test_parent_does_not_import_torch() -> None:
+    """`kbsub --help` answers at once, and the parent never pays for what its children import again."""
+    code = "import sys, kbsub.eval.cli, kbsub.eval.runner, kbsub.eval.verdict_table; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
