@@ -126,3 +126,21 @@ def test_the_licence_of_the_reference_arithmetic_travels():
     text = (ROOT / "licenses" / "PYTORCH_251_LICENSE.txt").read_text()
     assert text.startswith("From PyTorch:") and "IN NO EVENT SHALL THE COPYRIGHT OWNER" in text
     assert "licenses/PYTORCH_251_LICENSE.txt" in (ROOT / "NOTICE").read_text()
+
+
+def test_every_relative_link_of_a_paper_leads_somewhere():
+    broken = []
+    for name, text in tracked().items():
+        if name.endswith(".md"):
+            for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text):
+                if "://" not in target and not (ROOT / name).parent.joinpath(target).exists():
+                    broken.append(f"{name}: {target}")
+    assert not broken, broken
+
+
+def test_every_command_the_readme_names_exists():
+    from kbsub.eval.cli import app
+
+    named = set(re.findall(r"`kbsub ([a-z]+)", (ROOT / "README.md").read_text()))
+    there = {command.name or command.callback.__name__ for command in app.registered_commands}
+    assert named <= there, f"README names {sorted(named - there)}, which are no commands"
