@@ -13,6 +13,7 @@ import torch
 
 from kbsub.eval.guards.findings import guard
 from kbsub.eval.guards.rig import Pair, Rig, nearer
+from kbsub.eval.guards.watch import Watch
 
 
 def exercise(rig: Rig) -> None:
@@ -23,15 +24,15 @@ def exercise(rig: Rig) -> None:
             rig.call(pair, rig.inputs(seed), grad=grad)
 
 
-def check_task(rig: Rig, before: dict[str, Any]) -> None:
-    """Report names of the reference program that the candidate's text replaced: both live in one dict."""
+def check_task(watch: Watch, context: dict[str, Any], before: dict[str, Any]) -> None:
+    """Report names of the reference program that the candidate's text replaced: both live in one dict, `context`."""
     for name, value in before.items():
         if name.startswith("__"):
             continue
-        now = rig.modules.context.get(name)
+        now = context.get(name)
         # Both texts import torch and nn under the same names; the same module again is no change.
         if now is not value and (type(now) is not type(value) or now != value):
-            rig.watch.report("task_overridden", f"the candidate's text replaces the task's {name}")
+            watch.report("task_overridden", f"the candidate's text replaces the task's {name}")
 
 
 @guard("isolation", "Are the task's globals as the task wrote them?")

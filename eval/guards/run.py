@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from kbsub.adapters.candidate import load_candidate
+from kbsub.adapters.candidate import cuda_source_of, load_candidate
 from kbsub.adapters.isolation import JudgeFailure, Status, is_out_of_memory
 from kbsub.adapters.task import task_from_payload
-from kbsub.eval.guards import DEFAULT_CALLS, by_behaviour, by_isolation, by_value
+from kbsub.eval.guards import DEFAULT_CALLS, HOSTED_CALLS, by_behaviour, by_isolation, by_value
 from kbsub.eval.guards.findings import REGISTER, Finding, NotApplicable
 from kbsub.eval.guards.rig import Rig
 from kbsub.eval.guards.watch import Watch
@@ -38,9 +38,15 @@ def judge_candidate(payload: dict[str, Any], progress: Callable[[dict[str, Any]]
     progress({"stage": "guard", "case": "load"})
     with watch.candidate("the file, while it was executed,"):
         model = load_candidate(payload["candidate_source"], task, modules=modules)
-    rig = Rig(task, modules, model, watch, device, payload.get("guards_calls") or DEFAULT_CALLS)
-    by_isolation.check_task(rig, before)
-    _attach_host_executor(rig)
+    by_isolation.check_task(watch, modules.context, before)
+    hosted = _hosted(payload, device)
+    if hosted and "cuda_module" in modules.context:
+        from kbsub.eval.host_executor import SMALL_LIMITS, HostExecutor, adopt
+
+        adopt(modules.context, SMALL_LIMITS, HostExecutor(workers=1))
+        model = modules.context["ModelNew"]
+    calls = payload.get("guards_calls") or (HOSTED_CALLS if hosted else DEFAULT_CALLS)
+    rig = Rig(task, modules, model, watch, device, calls)
     findings, checked, skipped = _run(rig, disabled, progress)
     return {
         "clean": not findings,
@@ -86,12 +92,6 @@ def _run(
     return findings, checked, skipped
 
 
-def _attach_host_executor(rig: Rig) -> None:
-    """On a CPU, a CUDA candidate runs through the host executor, its forward unmodified."""
-    if rig.device.type == "cuda" or not rig.own_kernels:
-        return
-    try:
-        from kbsub.eval.host_executor import attach
-    except ImportError:
-        return  # the candidate then refuses CPU tensors, which `exercise` reports
-    attach(rig.modules.context)
+def _hosted(payload: dict[str, Any], device: torch.device) -> bool:
+    """Whether the candidate's kernels are executed on the CPU, its forward unmodified."""
+    return device.type == "cpu" and cuda_source_of(payload["candidate_source"]) == "CUDA_SOURCE"
