@@ -39,9 +39,8 @@ KERNEL_FLAGS = (
 )
 # Options that ask for other arithmetic than IEEE: the host build could not follow them.
 REFUSED_OPTION = re.compile(r"^--?(use_fast_math|ftz=true|prec-div=false|prec-sqrt=false)$")
-KERNEL_NAME = re.compile(
-    r'extern\s+"C"\s+__global__\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?void\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?(\w+)\s*\('
-)
+LAUNCH_BOUNDS = re.compile(r"__launch_bounds__\s*\((?:[^()]|\([^()]*\))*\)")
+KERNEL_NAME = re.compile(r'extern\s+"C"\s+__global__\s+void\s+(\w+)\s*\(')
 MODULE_VARIABLE = re.compile(r"^\s*(?:static\s+)?__device__\s+[^(){};]*?(\w+)\s*(?:\[[^\]]*\])?\s*(?:=[^;]*)?;", re.MULTILINE)
 
 
@@ -156,7 +155,7 @@ def runtime() -> ctypes.CDLL:
 
 def kernel_names(source: str) -> list[str]:
     """Names of the `extern "C" __global__` kernels of a source, in order."""
-    return list(dict.fromkeys(KERNEL_NAME.findall(source)))
+    return list(dict.fromkeys(KERNEL_NAME.findall(LAUNCH_BOUNDS.sub(" ", source))))
 
 
 def _definitions(options: Sequence[str]) -> tuple[str, ...]:

@@ -240,6 +240,28 @@ extern "C" void kbsub_grid_wait(const unsigned* counter, unsigned target, int li
     wait_here(AT_GRID, line);
 }
 
+extern "C" bool kbsub_barrier_test(const uint64_t* b, unsigned parity, int line)
+{
+    checked(b, line);
+    return phase_completed(b, parity);
+}
+
+extern "C" void kbsub_grid_barrier(int line)
+{
+    if (!launch->cooperative)
+        fault(GRID, line, "grid_barrier() in a launch that is not cooperative: its blocks need not be resident together");
+    const Dim &g = launch->grid, &t = threadIdx;
+    kbsub_syncthreads(line);
+    if (t.x == 0 && t.y == 0 && t.z == 0)
+        __atomic_fetch_add(&report->grid_arrivals, 1u, __ATOMIC_SEQ_CST);
+    kbsub_grid_wait(&report->grid_arrivals, ++self().grid_rounds * g.x * g.y * g.z, line);
+}
+
+extern "C" void kbsub_spin_pause(int line)
+{
+    wait_here(AT_SPIN, line);
+}
+
 // ---- asynchronous copies ----
 static void check_copy(const void* to, const void* from, unsigned bytes, unsigned alignment, int line)
 {
@@ -349,8 +371,11 @@ static std::string waits_for(const Block& b, unsigned thread)
         return text;
     }
     case AT_GRID:
-        snprintf(text, sizeof text, "at grid_wait (line %d): the counter is %u, must reach %u", f.line,
-                 *static_cast<const unsigned*>(f.wait_on), f.wait_for);
+        snprintf(text, sizeof text, "at %s (line %d): the counter is %u, must reach %u",
+                 f.wait_on == &report->grid_arrivals ? "grid_barrier" : "grid_wait", f.line, *static_cast<const unsigned*>(f.wait_on), f.wait_for);
+        return text;
+    case AT_SPIN:
+        snprintf(text, sizeof text, "at spin_pause() (line %d) for memory that nobody changes", f.line);
         return text;
     default:
         return "";
@@ -369,7 +394,7 @@ void report_deadlock(const Block& stuck)
         const Fiber& f = stuck.fibers[t];
         if (f.state == DONE)
             continue;
-        grid |= f.state == AT_GRID;
+        grid |= f.state == AT_GRID || f.state == AT_SPIN;
         divergent |= f.state == AT_WARP;
         auto& entry = reasons.try_emplace(waits_for(stuck, t), 0, t).first->second;
         entry.first++;

@@ -214,6 +214,7 @@ static bool may_run(const Fiber& f)
 {
     switch (f.state) {
     case READY:
+    case AT_SPIN:
         return true;
     case AT_BARRIER:
         return phase_completed(static_cast<const uint64_t*>(f.wait_on), f.wait_for);
@@ -261,6 +262,7 @@ static void begin(Block& b, unsigned number)
     for (Fiber& f : b.fibers) {
         f.state = FRESH;
         f.line = 0;
+        f.grid_rounds = 0;
         if (f.issued) {
             f.copies.clear();
             f.groups.clear();
@@ -282,90 +284,101 @@ static void finish(Block& b)
             fault(SHARED, 0, "a thread of this block wrote dynamic shared memory at byte %td of %u", p - b.dynamic_base, launch->shared_bytes);
 }
 
-// Until the block has ended (true) or none of its threads can go on and nothing asynchronous is left (false).
-static bool run(Block& b)
+enum Pass { ENDED, STUCK };
+
+// Until the block has ended, or none of its threads goes on and nothing asynchronous is left. A thread that pauses
+// again where it paused before did not go on. `*moved` is set when some thread did.
+static Pass run(Block& b, bool* moved)
 {
     enter_block(b);
     for (;;) {
+        bool progress = b.started < b.threads;
         while (b.started < b.threads)
             resume(b.order.at(b.started++));
-        bool progress = false;
         b.order = make_order(b.threads, launch->seed, ++b.pass);
         for (unsigned i = 0; b.live && i < b.threads; i++) {
             const unsigned thread = b.order.at(i);
-            if (b.fibers[thread].state != DONE && may_run(b.fibers[thread])) {
-                resume(thread);
-                progress = true;
-            }
+            Fiber& f = b.fibers[thread];
+            if (f.state == DONE || !may_run(f))
+                continue;
+            const int paused_at = f.state == AT_SPIN ? f.line : -1;
+            resume(thread);
+            progress |= f.state != AT_SPIN || f.line != paused_at;
         }
+        *moved |= progress;
         if (!b.live) {
             finish(b);
-            return true;
+            return ENDED;
         }
         if (__atomic_load_n(&report->failed, __ATOMIC_RELAXED))
             die();
         if (!progress) {
             if (b.events.empty())
-                return false;
+                return STUCK;
             while (!complete_one_event() && !b.events.empty())  // as late as the model allows: only when nobody
                 continue;                                       // can do without it
+            *moved = true;
         }
     }
 }
 
-static bool waits_for_other_blocks(const Block& b)
+static bool waits_for_other_blocks(const Block& b, bool* spins)
 {
-    return std::any_of(b.fibers.begin(), b.fibers.end(), [](const Fiber& f) { return f.state == AT_GRID; });
+    bool any = false;
+    for (const Fiber& f : b.fibers) {
+        any |= f.state == AT_GRID || f.state == AT_SPIN;
+        *spins |= f.state == AT_SPIN;
+    }
+    return any;
 }
 
-static bool someone_may_run(const std::vector<Block*>& blocks)
-{
-    for (const Block* b : blocks)
-        for (const Fiber& f : b->fibers)
-            if (f.state == AT_GRID && may_run(f))
-                return true;
-    return false;
-}
-
-// All threads of this worker wait for other blocks. Returns when one of them may go on. A deadlock is certain once
-// every worker was idle, and looked at all its waiting threads, within a time in which nobody woke.
-static void idle(const std::vector<Block*>& blocks)
-{
-    auto& mine = report->worker[me];
-    unsigned seen_wakes = 0, seen_polls[64] = {};
-    bool watching = false;
-    __atomic_store_n(&mine.idle, 1, __ATOMIC_SEQ_CST);
-    for (unsigned turn = 0;; turn++) {
-        if (someone_may_run(blocks)) {
-            __atomic_fetch_add(&report->wakes, 1u, __ATOMIC_SEQ_CST);
-            __atomic_store_n(&mine.idle, 0, __ATOMIC_SEQ_CST);
-            return;
-        }
+// What a worker does between rounds over blocks in which no thread went on. A deadlock is certain once every worker
+// has been idle over two complete rounds in which nobody woke: then nobody is left to change what they wait for. (A
+// thread at spin_pause() may look at several places in turn, so that many more rounds are asked of it.)
+class Idle {
+public:
+    void round(const Block& stuck, bool spins)
+    {
+        auto& mine = report->worker[me];
+        __atomic_store_n(&mine.idle, 1, __ATOMIC_SEQ_CST);
         __atomic_fetch_add(&mine.polls, 1u, __ATOMIC_SEQ_CST);
-        if (__atomic_load_n(&report->failed, __ATOMIC_RELAXED))
-            die();
-        bool all_idle = true, all_looked = true;
+        const unsigned rounds = spins ? 2000 : 2;
         const unsigned wakes = __atomic_load_n(&report->wakes, __ATOMIC_SEQ_CST);
+        bool all_idle = true, all_looked = true;
         for (unsigned w = 0; w < launch->workers; w++) {
             const auto& other = report->worker[w];
             const int state = __atomic_load_n(&other.idle, __ATOMIC_SEQ_CST);
             all_idle &= state != 0;
-            all_looked &= state == 2 || __atomic_load_n(&other.polls, __ATOMIC_SEQ_CST) - seen_polls[w] >= 2;
+            all_looked &= state == 2 || __atomic_load_n(&other.polls, __ATOMIC_SEQ_CST) - seen_polls[w] >= rounds;
         }
         if (watching && all_idle && all_looked && wakes == seen_wakes)
-            report_deadlock(*blocks.front());
+            report_deadlock(stuck);
         if (!watching || !all_idle || wakes != seen_wakes) {
             watching = all_idle;
             seen_wakes = wakes;
             for (unsigned w = 0; w < launch->workers; w++)
                 seen_polls[w] = __atomic_load_n(&report->worker[w].polls, __ATOMIC_SEQ_CST);
         }
-        if (turn > 100)
+        if (++turns > 4000)
             usleep(50);
         else
             sched_yield();
     }
-}
+
+    void wake()
+    {
+        if (turns == 0)
+            return;
+        turns = 0;
+        watching = false;
+        __atomic_fetch_add(&report->wakes, 1u, __ATOMIC_SEQ_CST);
+        __atomic_store_n(&report->worker[me].idle, 0, __ATOMIC_SEQ_CST);
+    }
+
+private:
+    unsigned seen_wakes = 0, seen_polls[64] = {}, turns = 0;
+    bool watching = false;
+};
 
 size_t resident_blocks()
 {
@@ -375,18 +388,23 @@ size_t resident_blocks()
 // ---- workers ----
 static void run_until_done(std::vector<Block*>& blocks)
 {
+    Idle idle;
     while (!blocks.empty()) {
         std::vector<Block*> waiting;
+        bool moved = false, spins = false;
         for (Block* b : blocks)
-            if (!run(*b)) {
-                if (!waits_for_other_blocks(*b))
+            if (run(*b, &moved) == STUCK) {
+                if (!waits_for_other_blocks(*b, &spins))
                     report_deadlock(*b);
                 waiting.push_back(b);
             }
         blocks.swap(waiting);
-        if (!blocks.empty() && !someone_may_run(blocks))
-            idle(blocks);
+        if (moved)
+            idle.wake();
+        else if (!blocks.empty())
+            idle.round(*blocks.front(), spins);
     }
+    idle.wake();
 }
 
 static void work(unsigned number)
@@ -440,14 +458,8 @@ static void work(unsigned number)
                 break;
             for (unsigned i = first; i < std::min(total, first + stride); i++) {
                 begin(own[0], order.at(i));
-                if (!run(own[0])) {
-                    if (!waits_for_other_blocks(own[0]))
-                        report_deadlock(own[0]);
-                    blocks.assign(1, &own[0]);
-                    if (!someone_may_run(blocks))
-                        idle(blocks);
-                    run_until_done(blocks);
-                }
+                blocks.assign(1, &own[0]);
+                run_until_done(blocks);
             }
         }
     }

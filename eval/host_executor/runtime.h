@@ -35,17 +35,18 @@ struct Report {
     Dim block, thread;
     char text[3000];
     unsigned next_block;
+    unsigned grid_arrivals;   // blocks that came to a grid_barrier(), over the whole launch
     unsigned wakes;           // how often a worker left the idle state
     struct alignas(64) {      // a cache line each
         int idle;             // 1: all its threads wait for other blocks; 2: it has ended
-        unsigned polls;       // complete looks at its own waiting threads, all of them still waiting
+        unsigned polls;       // rounds over its blocks in which no thread went on
         Dim block, thread;    // what it ran last
     } worker[64];
 };
 
 enum Kind { NONE, MEMORY, MISALIGNED, DEADLOCK, DIVERGENCE, GRID, BARRIER, SHARED, STACK, TRAP, TIMEOUT, CRASH };
 
-enum State : uint8_t { FRESH, READY, AT_SYNC, AT_WARP, AT_BARRIER, AT_GRID, DONE };
+enum State : uint8_t { FRESH, READY, AT_SYNC, AT_WARP, AT_BARRIER, AT_GRID, AT_SPIN, DONE };
 
 struct Copy {
     unsigned char* to;
@@ -87,7 +88,7 @@ struct Fiber {
     uint64_t value, result;
     // AT_BARRIER, AT_GRID
     const void* wait_on;
-    unsigned wait_for;
+    unsigned wait_for, grid_rounds;
     // copies issued by this thread and not yet done, oldest first; groups[i] = how many of them closed groups hold
     Queue<Copy> copies;
     Queue<size_t> groups;

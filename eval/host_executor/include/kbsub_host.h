@@ -7,7 +7,7 @@
 //                     __tls_get_addr, so "thread-local" memory is the shared memory of the block that runs now
 //                     (poisoned at its start, ended by a guard page).
 //   a block's threads fibers of one process (runtime.cpp): a thread runs until it waits, then another one does.
-//   __syncthreads, *_sync, barrier_wait, grid_wait    the places where a thread can wait.
+//   __syncthreads, *_sync, barrier_wait, grid_wait, grid_barrier, spin_pause    the places where a thread can wait.
 #pragma once
 
 #define __global__
@@ -43,7 +43,10 @@ void kbsub_bulk_copy(void* to, const void* from, unsigned bytes, unsigned long l
 void kbsub_barrier_init(unsigned long long* barrier, unsigned count, int line);
 void kbsub_barrier_arrive(unsigned long long* barrier, unsigned expect_bytes, int line);
 void kbsub_barrier_wait(unsigned long long* barrier, unsigned parity, int line);
+bool kbsub_barrier_test(const unsigned long long* barrier, unsigned parity, int line);
 void kbsub_grid_wait(const unsigned* counter, unsigned target, int line);
+void kbsub_grid_barrier(int line);
+void kbsub_spin_pause(int line);
 void kbsub_trap(int line);
 }
 
@@ -199,8 +202,27 @@ inline void barrier_init_fence() {}
 inline void barrier_arrive(Barrier* b, int line = __builtin_LINE()) { kbsub_barrier_arrive(b, 0, line); }
 inline void barrier_expect_bytes(Barrier* b, unsigned bytes, int line = __builtin_LINE()) { kbsub_barrier_arrive(b, bytes, line); }
 inline void barrier_wait(Barrier* b, unsigned parity, int line = __builtin_LINE()) { kbsub_barrier_wait(b, parity, line); }
+inline bool barrier_test(Barrier* b, unsigned parity, int line = __builtin_LINE()) { return kbsub_barrier_test(b, parity, line); }
+inline void grid_barrier(int line = __builtin_LINE()) { kbsub_grid_barrier(line); }
+inline void spin_pause(int line = __builtin_LINE()) { kbsub_spin_pause(line); }
+inline void prefetch_to_l2(const void*, unsigned) {}
 inline void grid_arrive(unsigned* counter) { __atomic_fetch_add(counter, 1u, __ATOMIC_SEQ_CST); }
 inline void grid_wait(unsigned* counter, unsigned target, int line = __builtin_LINE()) { kbsub_grid_wait(counter, target, line); }
 inline float4 load4_stream(const float4* p) { return *p; }
 inline float4 load4_keep(const float4* p) { return *p; }
 inline void store4_stream(float4* p, float4 v) { *p = v; }
+// One 16-byte access, as on the device (x86 keeps aligned ones whole, and in order).
+typedef unsigned kbsub_words __attribute__((vector_size(16)));
+inline void publish_words(uint4* slot, uint4 words)
+{
+    kbsub_words w;
+    __builtin_memcpy(&w, &words, 16);
+    *reinterpret_cast<volatile kbsub_words*>(slot) = w;
+}
+inline uint4 read_words(const uint4* slot)
+{
+    const kbsub_words w = *reinterpret_cast<const volatile kbsub_words*>(slot);
+    uint4 words;
+    __builtin_memcpy(&words, &w, 16);
+    return words;
+}
