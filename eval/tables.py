@@ -15,6 +15,7 @@ from kbsub.adapters.isolation import Status
 from kbsub.eval.baselines import BASELINES
 from kbsub.eval.comparison import Comparison, Verdict, compare, unpaired
 from kbsub.eval.result import Baseline, Candidate, Result, Timing
+from kbsub.eval.timing import UPSTREAM_METHODS
 
 NOTHING = "-"
 REPLAY = ("graph_replay", "cpu_rehearsal")
@@ -142,17 +143,10 @@ def percent(part: float | None, whole: float | None) -> str:
 
 def timing_table(result: Result, precision: str = "fp32", reference: str = "eager") -> Table:
     """All programs at the official shape: every method, the speedup over `reference`, percent of the floors."""
-    headers = [
-        "program",
-        "contract",
-        "graph replay ms",
-        "quartiles",
-        "cuda_event ms",
-        "do_bench ms",
-        "do_bench_impl ms",
-    ]
-    headers += ["host_time ms", f"against {reference}", "of memory floor", "flags"]
-    table = Table(f"level{result.task.level}_{result.task.problem_id} {precision}, {result.environment.gpu}", headers)
+    headers = ["program (ms)", "contract", "graph replay", "quartiles", *UPSTREAM_METHODS]
+    headers += [f"against {reference}", "of memory floor"]
+    name = f"level{result.task.level}_{result.task.problem_id} " if result.task.level else ""
+    table = Table(f"{name}{precision}, {result.environment.gpu or 'CPU'}", headers)
     rows = programs(result, precision)
     base = rows.get(reference)
     floor = floor_ms(result, precision)
@@ -166,11 +160,12 @@ def timing_table(result: Result, precision: str = "fp32", reference: str = "eage
             comparison, method = against(row.timing, base.timing)
             words = speedup_words(comparison) + (" (cuda_event)" if method == "cuda_event" else "")
         cells = [title_of(name), contract or "undeclared", ms(replay.median_ms if replay else None), quartiles]
-        cells += [ms(typical_ms(row.timing, method)) for method in ("cuda_event", "do_bench", "do_bench_impl")]
-        cells += [ms(typical_ms(row.timing, "host_time")), words]
-        cells += [NOTHING if is_floor(name) else percent(floor, best_ms(row.timing)), flag_words(row)]
-        table.rows.append(cells)
+        cells += [ms(typical_ms(row.timing, method)) for method in UPSTREAM_METHODS]
+        table.rows.append([*cells, words, NOTHING if is_floor(name) else percent(floor, best_ms(row.timing))])
     table.notes = timing_notes(result, precision)
+    flagged = {name: flags for name, row in timed.items() if (flags := flag_words(row))}
+    if flagged:
+        table.notes.append("Flags. " + " ".join(f"{title_of(name)}: {flags}." for name, flags in flagged.items()))
     return table
 
 
@@ -199,7 +194,7 @@ def flag_words(row: Baseline | Candidate) -> str:
     replay = replay_of(row.timing)
     flags = list((replay.model_extra or {}).get("flags", [])) if replay is not None else []
     flags += ((row.model_extra or {}).get("bench") or {}).get("notes", [])
-    return "; ".join(flags) or NOTHING
+    return "; ".join(flags)
 
 
 def timing_notes(result: Result, precision: str) -> list[str]:

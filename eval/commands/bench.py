@@ -56,6 +56,8 @@ def command(
     from kbsub.eval.timing import TimingProtocol
 
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=160)  # a log has no width of its own; 80 columns would fold every cell
     gpu = None if device == "cpu" else gpu_name(int(device.partition(":")[2] or 0))
     if device != "cpu" and gpu is None:
         _stop(3, f"--device {device}: the NVIDIA driver offers no such GPU; rehearse the run with: --device cpu")

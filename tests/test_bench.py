@@ -1,0 +1,349 @@
+"""`kbsub bench` end to end on the CPU with stand-in candidates: drops, restarts, the stored rows, the plan's rules."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from kbsub.adapters.isolation import Outcome, Status
+from kbsub.adapters.task import load_local_task
+from kbsub.eval import quality
+from kbsub.eval.baselines import require_known
+from kbsub.eval.bench import run_bench
+from kbsub.eval.bench_plan import (
+    BenchFile,
+    CandidateFile,
+    Plan,
+    PlanError,
+    SceneSpec,
+    ShapeSpec,
+    choose_methods,
+    choose_shapes,
+    plan_scenes,
+    read_bench_file,
+)
+from kbsub.eval.bench_record import store
+from kbsub.eval.machine_facts import submissions_folder
+from kbsub.eval.result import Result, read_result
+from kbsub.eval.timing import TimingProtocol
+
+REFERENCE = """
+import torch
+class Model(torch.nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.ln = torch.nn.LayerNorm(n)
+    def forward(self, x):
+        return self.ln(x)
+def get_inputs():
+    return [torch.rand(4, 12)]
+def get_init_inputs():
+    return [12]
+"""
+MODEL = """
+import os, torch
+class ModelNew(torch.nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.ln = torch.nn.LayerNorm(n)
+        self.calls = 0
+    def forward(self, x):
+        self.calls += 1
+        {body}
+        return self.ln(x)
+"""
+# stem -> body of forward, status of its row
+CANDIDATES = {
+    "honest": ("", "OK"),
+    "wrong": ("return self.ln(x) + 1", "INCORRECT_NUMERICAL"),
+    "flat": ("return self.ln(x).flatten()", "INCORRECT_SHAPE"),
+    "raises": ("raise RuntimeError('no')", "RUNTIME_ERROR"),
+    "refuses": ("raise ValueError('x: only on Sundays')", "NOT_RUN"),
+    "exits": ("if self.calls > 20: os._exit(7)", "CRASHED"),
+    "changes_gamma": ("y = self.ln(x); self.ln.weight.data.mul_(1.0000001); return y", "INCORRECT_NUMERICAL"),
+    "patches_clock": ("torch.cuda.synchronize = lambda *a: None", "RUNTIME_ERROR"),
+    "syntax": (")", "COMPILE_ERROR"),
+}
+
+
+def candidate(stem: str, body: str) -> CandidateFile:
+    return CandidateFile(stem, MODEL.format(body=body), "tolerance", ("fp32",))
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    path = tmp_path_factory.mktemp("bench") / "reference.py"
+    path.write_text(REFERENCE)
+    return path
+
+
+def plan_of(reference: Path, files: list[CandidateFile], **changes) -> Plan:
+    shape = {"inputs": [[2, 24]], "init": [24], "seed": 827}
+    names = [file.stem for file in files]
+    scenes = [
+        SceneSpec("official", "fp32", None, None, list(names), ["eager", "torchscript", "copy"]),
+        SceneSpec("2x24", "fp32", shape, 8, ["honest"], ["eager"]),
+    ]
+    plan = Plan(
+        task=f"local:{reference}",
+        kernelbench=None,
+        device="cpu",
+        candidates={file.stem: file for file in files},
+        scenes=scenes,
+        methods=["graph_replay", "cuda_event"],
+        protocol=TimingProtocol(rounds=10),
+        budget_s=100.0,
+    )
+    for name, value in changes.items():
+        setattr(plan, name, value)
+    return plan
+
+
+@pytest.fixture(scope="module")
+def benched(reference, tmp_path_factory):
+    """One run over every stand-in; the record and the stored file."""
+    files = [candidate(stem, body) for stem, (body, _) in CANDIDATES.items()]
+    plan = plan_of(reference, files)
+    out = tmp_path_factory.mktemp("out") / "task.json"
+    task = load_local_task(reference)
+    written = []
+
+    def keep(record):
+        store(out, record, task)
+        written.append(len(json.loads(out.read_text())["candidates"]) if out.exists() else 0)
+
+    record = run_bench(plan, on_record=keep)
+    return plan, record, out, written
+
+
+@pytest.mark.parametrize("stem", CANDIDATES)
+def test_each_ends_its_own_way(benched, stem):
+    plan, record, _, _ = benched
+    row = record.rows(plan.scenes[0])[stem]
+    assert row["status"] == CANDIDATES[stem][1], row
+
+
+def test_the_others_are_timed_in_full(benched):
+    plan, record, _, _ = benched
+    for name in ("honest", "eager", "torchscript", "copy"):
+        timing = record.rows(plan.scenes[0])[name]["timing"]
+        assert len(timing["cpu_rehearsal"]["samples_ms"]) == 10, name
+        assert "graph_replay" not in timing, "a rehearsal must not look like a measurement"
+
+
+def test_an_extra_shape_is_stored_under_its_key(benched):
+    _, _, out, _ = benched
+    result = read_result(out)
+    for row in (result.candidates["honest"], result.baselines["eager"]):
+        assert row.shapes is not None
+        assert len(row.shapes["2x24"].timing["cpu_rehearsal"].samples_ms) == 8
+    assert result.candidates["honest"].shapes["2x24"].bit_identity["identical"] > 0
+
+
+def test_a_crash_costs_its_own_row_and_the_scene_is_measured_again(benched):
+    plan, record, _, _ = benched
+    assert "exits" not in record.scenes[plan.scenes[0].id]["series"]["cpu_rehearsal"]["names"]
+    assert any("exits ended the process" in note for note in record.notes)
+
+
+def test_the_file_grows_while_the_run_goes_on(benched):
+    _, _, _, written = benched
+    assert len(written) >= 3 and written[0] > 0, f"rows in the file after each step: {written}"
+
+
+def test_timing_never_touches_the_official_status(benched):
+    _, _, out, _ = benched
+    honest = read_result(out).candidates["honest"]
+    assert honest.status is Status.NOT_RUN and honest.official is None and honest.timing
+    assert honest.sha256 == hashlib.sha256(MODEL.format(body="").encode()).hexdigest()
+
+
+def test_orders_and_quality_are_kept_with_the_run(benched):
+    _, record, out, _ = benched
+    block = json.loads(out.read_text())["bench"]["runs"][record.run]
+    scene = block["scenes"]["official@fp32"]
+    assert len(scene["series"]["cpu_rehearsal"]["orders"]) == 10
+    assert scene["quality"]["before"]["available"] is False
+    assert "upstream's methods need CUDA" in scene["upstream_methods"]
+    assert scene["bytes"] == 4 * (4 * 12 + 12 + 12 + 4 * 12)
+
+
+def test_a_second_run_drops_the_numbers_of_a_program_that_now_fails(benched, reference, tmp_path):
+    _, _, out, _ = benched
+    copy = tmp_path / "task.json"
+    copy.write_text(out.read_text())
+    good = MODEL.format(body="")
+    plan = plan_of(reference, [CandidateFile("honest", good, "tolerance", ("fp32",))])
+    events = [
+        {"kind": "environment", "environment": read_result(copy).environment.model_dump(mode="json")},
+        {"kind": "dropped", "scene": "official@fp32", "name": "honest", "status": "TIMEOUT", "reason": "hung"},
+    ]
+
+    def isolate(target, payload, *, timeout_s, on_progress):
+        for event in events:
+            on_progress({"stage": event["kind"], "bench": event})
+        return Outcome(Status.OK, {}, "", "", 0.1)
+
+    record = run_bench(plan, isolate=isolate)
+    store(copy, record, load_local_task(reference))
+    row = read_result(copy).candidates["honest"]
+    assert row.timing is None and row.model_extra["bench"]["status"] == "TIMEOUT"
+
+
+def test_a_program_that_kills_twice_is_left_out_everywhere(reference):
+    plan = plan_of(reference, [candidate("honest", "")])
+    seen = []
+
+    def isolate(target, payload, *, timeout_s, on_progress):
+        seen.append([(scene["key"], scene["candidates"]) for scene in payload["scenes"]])
+        for scene in payload["scenes"]:
+            if "honest" in scene["candidates"]:
+                on_progress({"stage": "build", "program": "honest", "scene": f"{scene['key']}@fp32"})
+                return Outcome(Status.TIMEOUT, None, "TIMEOUT after 9 s", "", 9.0)
+        return Outcome(Status.OK, {}, "", "", 0.1)
+
+    record = run_bench(plan, isolate=isolate)
+    assert seen[-1] == [("official", []), ("2x24", [])], seen
+    assert [record.rows(scene)["honest"]["status"] for scene in plan.scenes] == ["TIMEOUT", "TIMEOUT"]
+
+
+def test_a_child_that_dies_of_nobody_ends_the_run_with_its_reason(reference):
+    plan = plan_of(reference, [candidate("honest", "")])
+    record = run_bench(plan, isolate=lambda *a, **k: Outcome(Status.RUNTIME_ERROR, None, "no GPU", "log", 0.1))
+    assert record.failure == "RUNTIME_ERROR: no GPU"
+    assert record.rows(plan.scenes[0])["eager"] == {"status": "NOT_RUN", "reason": "RUNTIME_ERROR: no GPU"}
+
+
+# ---- the plan ----
+
+
+def stored(file: CandidateFile, *, correct: bool = True, sha256: str | None = None, precision: str = "fp32") -> Result:
+    key = file.stem if precision == "fp32" else f"{file.stem}@{precision}"
+    official = {"compiled": True, "correctness": correct, "trials": "(5 / 5)", "metadata": {}}
+    environment = dict.fromkeys(("gpu", "driver", "cuda", "cupy", "nvrtc", "project_commit"))
+    environment |= {"torch": "2", "python": "3", "kernelbench_commit": "0" * 40, "date": "2026-01-01"}
+    row = {"sha256": sha256 or file.sha256, "contract": "tolerance", "precision": precision, "status": "OK"}
+    task = {"level": 1, "problem_id": 40, "sha256": "0", "provenance": "embedded"}
+    content = {
+        "schema": 1,
+        "environment": environment,
+        "task": task,
+        "candidates": {key: {**row, "official": official}},
+    }
+    return Result.model_validate(content)
+
+
+FILE = candidate("honest", "")
+# what is stored -> what must be in the reason for not timing it ("" means it is timed)
+VERDICTS = [
+    (stored(FILE), ""),
+    (None, "no official verdict is stored for honest; run: kbsub eval --only official honest.py"),
+    (stored(FILE, correct=False), "was not a pass"),
+    (stored(FILE, sha256="f" * 64), "another version of the file"),
+]
+
+
+@pytest.mark.parametrize(("result", "words"), VERDICTS)
+def test_only_an_official_pass_is_timed(result, words):
+    (scene,) = plan_scenes([None], ["fp32"], [FILE], ["eager"], result)
+    assert (scene.candidates == ["honest"]) is (words == "")
+    assert words in scene.not_run.get("honest", "")
+
+
+def test_unverified_is_timed_only_when_asked_and_says_so():
+    (scene,) = plan_scenes([None], ["fp32"], [FILE], [], None, allow_unverified=True)
+    assert scene.candidates == ["honest"] and scene.notes["honest"] == ["timed without an official pass of this file"]
+
+
+def test_outside_its_contract_says_so():
+    (scene,) = plan_scenes([None], ["fp16"], [FILE], [], stored(FILE, precision="fp16"))
+    assert scene.notes["honest"] == ["outside its contract: fp16 is not declared"]
+    (scene,) = plan_scenes([ShapeSpec(inputs=[[2, 4]], init=[4], seed=1)], ["fp16"], [FILE], [], None)
+    assert "not declared" in scene.not_run["honest"]
+
+
+def test_a_control_is_named_as_one():
+    control = CandidateFile("honest", FILE.source, "control", ("fp32",))
+    (scene,) = plan_scenes([None], ["fp32"], [control], [], stored(control))
+    assert "control" in scene.notes["honest"][0]
+
+
+WRONG_CALLS = [
+    (lambda: choose_shapes("9x9", BenchFile()), "--shapes 9x9: known are official"),
+    (lambda: choose_shapes("all", BenchFile()), "has no bench.toml"),
+    (lambda: choose_methods("stopwatch"), "--methods stopwatch: known are all, graph_replay"),
+    (lambda: require_known(["jax"]), "--baselines jax: known are"),
+]
+
+
+@pytest.mark.parametrize(("call", "words"), WRONG_CALLS)
+def test_wrong_options_say_what_is_known(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
+
+
+def test_a_broken_bench_file_names_the_key(tmp_path):
+    (tmp_path / "bench.toml").write_text('[[shapes]]\ninputs = []\ninit = [4]\nseed = "x"\n')
+    with pytest.raises(PlanError, match=r"bench.toml: shapes.0.inputs"):
+        read_bench_file(tmp_path)
+
+
+def test_level1_40_has_the_nine_shapes_of_the_requirement():
+    folder = submissions_folder("level1_40")
+    assert folder is not None
+    bench = read_bench_file(folder)
+    assert [shape.key for shape in bench.shapes] == [
+        "16x64x256x256",
+        "8x32x128x256",
+        "4096x1x1x1024",
+        "3x64x17x19",
+        "1x4194304",
+        "64x1048576",
+        "8192x8192",
+        "65536x512",
+        "2x16777216",
+    ]
+    assert bench.chain is not None and bench.chain.chains * bench.chain.updates == 16 * 64 * 256 * 256
+
+
+# ---- the machine's quality ----
+
+QUIET = {"available": True, "sm_mhz": 1980, "throttle_reasons": [], "other_processes": 0}
+DISTURBED = [
+    ({}, []),
+    ({"throttle_reasons": ["power cap"]}, ["throttled: power cap"]),
+    ({"sm_mhz": 1900}, ["SM clock fell from 1980 to 1900 MHz"]),
+    ({"sm_mhz": 1965}, []),  # one step of the governor
+    ({"other_processes": 2}, ["2 other processes on the GPU"]),
+]
+
+
+@pytest.mark.parametrize(("change", "flags"), DISTURBED)
+def test_machine_flags(change, flags):
+    assert quality.machine_flags(QUIET, {**QUIET, **change}) == flags
+
+
+def test_throttle_bits_in_words():
+    assert quality.throttle_words(0x1) == [], "an idle GPU is not throttled"
+    assert quality.throttle_words(0x4 | 0x40) == ["power cap", "hardware thermal slowdown"]
+
+
+@pytest.mark.parametrize(("pids", "others"), [([], 0), ([7], 0), ([7, 9], 1), ([1234], 0), ([1234, 5], 1)])
+def test_other_processes_also_behind_a_container(pids, others):
+    assert quality.other_processes(pids, own=7) == others
+
+
+def test_sample_flags():
+    noisy = {"relative_iqr": 0.05, "samples_for_half_percent": 100, "samples_ms": [1.0] * 35}
+    assert [flag.split(":")[0] for flag in quality.sample_flags(noisy)] == [
+        "noisy",
+        "35 samples, 100 needed for a standard error of 0.5%",
+    ]
+    assert quality.sample_flags({"relative_iqr": 0.01, "samples_for_half_percent": 3, "samples_ms": [1.0] * 35}) == []
+
+
+def test_no_gpu_is_said():
+    assert quality.snapshot(None) == {"available": False, "reason": "no NVIDIA GPU"}
