@@ -36,6 +36,7 @@ from kbsub.eval.identity_cases import (
     mutation_of,
     steps,
 )
+from kbsub.eval.identity_model import modelled_layer_norm
 from kbsub.eval.predicate import OFFICIAL_TOLERANCE
 
 Progress = Callable[[dict[str, Any]], None]
@@ -53,6 +54,7 @@ class Bench:
     device: torch.device
     contract: str
     full: bool  # the declared shapes; else the small ones
+    hosted: bool  # its kernels are executed on the CPU, against a model of native's order
     cases: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -112,7 +114,10 @@ class LayerNormPair:
         return None
 
     def native(self, x: torch.Tensor) -> Outputs:
-        y, mean, rstd = torch.native_layer_norm(x, self.shape, self.weight, self.bias, self.eps)
+        if self.bench.hosted:
+            y, mean, rstd = modelled_layer_norm(x, self.weight, self.bias, self.eps)
+        else:
+            y, mean, rstd = torch.native_layer_norm(x, self.shape, self.weight, self.bias, self.eps)
         expected = {"output": y}
         if hasattr(self.model, "forward_with_stats"):
             expected |= {"output_with_stats": y, "mean": mean.reshape(-1), "rstd": rstd.reshape(-1)}
@@ -288,11 +293,13 @@ def open_bench(payload: dict[str, Any]) -> Bench:
     device = torch.device(payload["device"])
     if device.type == "cuda" and not torch.cuda.is_available():
         raise JudgeFailure(Status.NOT_RUN, "bit identity needs an NVIDIA GPU; torch sees none")
-    if device.type == "cpu" and (needs := cuda_source_of(payload["candidate_source"])):
+    needs = cuda_source_of(payload["candidate_source"])
+    hosted = device.type == "cpu" and needs == "CUDA_SOURCE" and bool(payload.get("host_executor"))
+    if device.type == "cpu" and needs and not hosted:
         raise JudgeFailure(
             Status.NOT_RUN,
-            f"{needs}: its reference is native LayerNorm on CUDA, whose order the CPU's does not share; "
-            "run this on a machine with an NVIDIA GPU",
+            f"{needs}: its reference is native LayerNorm on CUDA, whose order the CPU's does not share; run this on a "
+            "machine with an NVIDIA GPU, or against a model of that order with --device cpu (the host executor)",
         )
     declaration = payload.get("declaration") or {}
     task = task_from_payload(payload)
@@ -300,9 +307,16 @@ def open_bench(payload: dict[str, Any]) -> Bench:
         raise JudgeFailure(Status.NOT_RUN, f"declared for {', '.join(declaration['precision'])}, not {task.precision}")
     modules = task.modules()
     candidate = load_candidate(payload["candidate_source"], task, modules=modules)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if hosted:
+        from kbsub.eval.host_executor import H200_LIMITS, HostExecutor, adopt
+
+        adopt(modules.context, H200_LIMITS, HostExecutor())
+        candidate = modules.context["ModelNew"]
     contract = declaration.get("contract", "undeclared")
-    full = bool(payload.get("full", device.type == "cuda"))
-    return Bench(task, modules, candidate, device, contract, full)
+    full = device.type == "cuda" or bool(payload.get("full"))
+    return Bench(task, modules, candidate, device, contract, full, hosted)
 
 
 def judge(payload: dict[str, Any], progress: Progress) -> dict[str, Any]:
@@ -365,7 +379,7 @@ def summary(bench: Bench) -> dict[str, Any]:
         "equal_nan": True,
         "nan_rule": NAN_RULE,
         "nan_payload_differences": sum(case.get("nan_payload_differences", 0) for case in judged),
-        "reference": f"native on {bench.device.type}",
+        "reference": "model of native's order (host executor)" if bench.hosted else f"native on {bench.device.type}",
         "official": False,
         "cases": bench.cases,
     }

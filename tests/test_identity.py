@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
 from kbsub.adapters.isolation import JudgeFailure, Status, run_isolated
-from kbsub.eval import bitwise
+from kbsub.eval import bitwise, identity
 from kbsub.eval.bitwise import first_difference, judge_pair, repeated_hashes, ulps
 from kbsub.eval.declarations import read_declarations
 from kbsub.eval.identity import judge
@@ -231,6 +232,25 @@ def test_it_runs_in_a_child_process_and_tells_each_case():
     assert outcome.status is Status.OK, outcome.message + outcome.log
     assert outcome.value["identical"] == outcome.value["total"]
     assert events[0]["case"].startswith("full size") and {event["of"] for event in events} == {len(events)}
+
+
+SMALL_GROUPS = tuple(group for group in GROUPS if group.name == "small control" or group.shape == (5, 4))
+KERNELS = {  # (text of reference_order.py, what takes its place): are all cases still identical to the model?
+    "as it ships": ("", "", True),
+    "merge the other way": ("own = combine(own, upper[warp])", "own = combine(upper[warp], own)", False),
+}
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="no g++: the host executor cannot be built")
+@pytest.mark.parametrize("case", KERNELS)
+def test_on_a_cpu_the_kernel_itself_is_judged_against_a_model_of_natives_order(case, monkeypatch):
+    old, new, identical = KERNELS[case]
+    source = (FOLDER / "reference_order.py").read_text("utf-8")
+    assert old in source
+    monkeypatch.setattr(identity, "GROUPS", SMALL_GROUPS)
+    result = judged("", candidate_source=source.replace(old, new), host_executor=True, repeats=2)
+    assert "host executor" in result["reference"] and not result["official"]
+    assert (result["identical"] == result["total"]) is identical, different(result)[:1]
 
 
 # ---- the cases ----
