@@ -24,7 +24,7 @@ else:
     import tomli as tomllib
 
 from kbsub.adapters.checkout import find_checkout
-from kbsub.adapters.isolation import Outcome, run_isolated
+from kbsub.adapters.isolation import Outcome, Status, run_isolated
 from kbsub.eval.result import write_json_atomic
 
 FOLDER = Path(__file__).resolve().parent / "bad_twins"
@@ -36,21 +36,23 @@ OFFICIAL, GUARDS, ENVIRONMENT = (
 
 
 def measure(name: str, label: dict[str, Any], shared: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-    """One twin through upstream's evaluator and through the guards, each in a child of its own."""
+    """One twin through upstream's evaluator (on a GPU only) and through the guards, each in a child of its own."""
     source = (FOLDER / f"{name}.py").read_text("utf-8")
     payload = {**shared, "candidate": f"{name}.py", "candidate_source": source, "stem": name, "declaration": {}}
-    official = run_isolated(OFFICIAL, payload, timeout_s=timeout_s)
+    on_gpu = shared["device"] != "cpu"
+    nothing = Outcome(Status.NOT_RUN, None, "upstream's evaluator needs a GPU", "", 0.0)
+    official = run_isolated(OFFICIAL, payload, timeout_s=timeout_s) if on_gpu else nothing
     guards = run_isolated(GUARDS, payload, timeout_s=timeout_s)
     said = (official.value or {}).get("official") or {}
     found = guards.value or {}
-    passes = bool(said.get("correctness"))
+    passes = bool(said.get("correctness")) if on_gpu else None
     caught = label["guard"] in {finding["guard"] for finding in found.get("findings", [])}
     return {
         "sha256": hashlib.sha256(source.encode()).hexdigest(),
         "guard": label["guard"],
         "label": label["official"],
         "passes_upstream": passes,
-        "label_holds": passes == (label["official"] == "pass"),
+        "label_holds": None if passes is None else passes == (label["official"] == "pass"),
         "caught": caught,
         "official": {
             "compiled": said.get("compiled"),
@@ -73,6 +75,16 @@ def ended(outcome: Outcome, verdict: dict[str, Any] | None) -> dict[str, Any]:
     message = (verdict or {}).get("reason") or outcome.message
     log = {"log": outcome.log[-1500:]} if outcome.value is None else {}
     return {"status": status, "message": message, "seconds": round(outcome.seconds, 1), **log}
+
+
+def in_words(row: dict[str, Any]) -> str:
+    """One line for a person who watches."""
+    official, guards = row["official"], row["guards"]
+    upstream = f"{official['ended']['status']} correct={official['correctness']} {official['trials']}"
+    label = " LABEL WRONG" if row["label_holds"] is False else ""
+    caught = "caught" if row["caught"] else f"NOT CAUGHT {guards['ended']}"
+    seconds = f"{official['ended']['seconds']} s + {guards['ended']['seconds']} s"
+    return f"upstream {upstream}{label}; {row['guard']}: {caught} ({seconds})"
 
 
 def main() -> int:
@@ -104,7 +116,7 @@ def main() -> int:
         facts = run_isolated(ENVIRONMENT, {"device": options.device}, timeout_s=120)
         content: dict[str, Any] = {
             "schema": 1,
-            "what": "bad twins under upstream's own check (5 trials, 100 timed) and under the guards; no timings: they ran together",
+            "what": "bad twins under upstream's own check (5 trials, 100 timed) and the guards; run together: no timings",
             "environment": (facts.value or {}).get("environment"),
             "twins": {},
         }
@@ -117,18 +129,11 @@ def main() -> int:
                     n: {**content["twins"], name: row}.get(n) for n in names if n == name or n in content["twins"]
                 }
                 write_json_atomic(out, content)
-                official, guards = row["official"], row["guards"]
-                print(
-                    f"{name}: upstream {official['ended']['status']} correct={official['correctness']} {official['trials']}"
-                    f" ({official['ended']['seconds']} s){'' if row['label_holds'] else ' LABEL WRONG'}; "
-                    f"{row['guard']}: {'caught' if row['caught'] else 'NOT CAUGHT ' + str(guards['ended'])}"
-                    f" ({guards['ended']['seconds']} s)",
-                    flush=True,
-                )
+                print(f"{name}: {in_words(row)}", flush=True)
         os.chdir("/")
     rows = content["twins"].values()
-    caught, held = sum(row["caught"] for row in rows), sum(row["label_holds"] for row in rows)
-    passing = sum(row["passes_upstream"] for row in rows)
+    caught, held = (sum(row[key] is not False for row in rows) for key in ("caught", "label_holds"))
+    passing = sum(row["passes_upstream"] is True for row in rows)
     print(
         f"{len(rows)} twins in {time.monotonic() - started:.0f} s: {passing} pass upstream's check; "
         f"{caught} caught by the guard named for them; {held} labels hold. Written to {out}"
