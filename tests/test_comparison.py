@@ -13,7 +13,7 @@ ROUNDS = 35  # the protocol's number
 def rounds(
     rng: np.random.Generator, ratio: float, noise: float, count: int = ROUNDS
 ) -> tuple[list[float], list[float]]:
-    """Paired rounds: a clock that drifts by 5%, independent noise, and one round in twenty interrupted on either side."""
+    """Paired rounds: a clock that drifts by 5%, noise of its own, and one round in twenty interrupted on each side."""
     drift = 0.3 * (1 + 0.05 * np.cumsum(rng.normal(size=count)) / np.sqrt(count))
     series = []
     for factor in (ratio, 1.0):

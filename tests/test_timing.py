@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 from types import SimpleNamespace
 
@@ -123,7 +124,7 @@ def test_contents_change_from_round_to_round(scene):
 
     run(scene, {"a": program}, TimingProtocol(rounds=6, replays=1))
     shown = seen[1:]  # the first call was the capture
-    assert all(not torch.equal(a, b) for a, b in zip(shown, shown[1:], strict=False))
+    assert all(not torch.equal(a, b) for a, b in itertools.pairwise(shown))
     assert torch.equal(shown[0], shown[3]), "three sets rotate"
 
 
