@@ -6,17 +6,20 @@ candidate that overrides the task's globals changes only its own copy.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 import kbsub.submissions
 from kbsub.adapters.candidate import CandidateError, cuda_source_of, load_candidate
 from kbsub.adapters.task import SEED, Task
-from kbsub.eval.oracle import is_bare_layer_norm
+from kbsub.eval import contract
+from kbsub.eval.oracle import is_bare_layer_norm, layer_norm_of
 from kbsub.eval.stress_cases import OWN_EPS, Case, Parameters, Shape, TaskCases, load_task_cases
 from kbsub.eval.stress_inputs import NotApplicable, make_inputs, misalign_parameters, set_parameters
 
@@ -77,10 +80,14 @@ def task_cases(task: Task) -> TaskCases:
 
 
 class Workshop:
-    """Builds the models and inputs of one task on one device."""
+    """Builds the models and inputs of one task on one device.
 
-    def __init__(self, task: Task, device: torch.device) -> None:
-        self.task, self.device, self.dtype = task, device, task.dtype
+    cuda_order: a LayerNorm reference answers as CUDA's native one does (the NumPy model of its order), so that kernels
+    executed on the CPU have the right thing to be compared with: the CPU's own native LayerNorm has another order.
+    """
+
+    def __init__(self, task: Task, device: torch.device, cuda_order: bool = False) -> None:
+        self.task, self.device, self.dtype, self.cuda_order = task, device, task.dtype, cuda_order
         self.modules = task.modules()
         self._formula: dict[tuple[Any, ...], bool] = {}
         self._own_inputs: list[Any] = []
@@ -100,6 +107,10 @@ class Workshop:
         for path in eps_paths(model, case.eps):
             vars(model.get_submodule(path))["eps"] = case.eps
         model.requires_grad_(False)
+        if self.cuda_order and self.formula(model, case.shape):
+            layer = layer_norm_of(model)
+            if layer is not None and layer.weight is not None and layer.bias is not None:
+                model.forward = functools.partial(cuda_order, layer)
         return model
 
     def build(self, who: Entrant, reference: torch.nn.Module, case: Case) -> Any:
@@ -152,6 +163,29 @@ class Workshop:
         if shape.init not in self._formula:
             self._formula[shape.init] = is_bare_layer_norm(reference)
         return self._formula[shape.init]
+
+
+def cuda_order(layer: torch.nn.LayerNorm, x: torch.Tensor) -> torch.Tensor:
+    """`layer(x)` in the order of PyTorch's CUDA kernel, on the CPU; natively where that kernel is not the one used."""
+    width = layer.weight.numel()
+    if width % contract.VECTOR or width > contract.MAX_WIDTH or not x.numel():
+        with torch.no_grad():
+            native: torch.Tensor = torch.nn.LayerNorm.forward(layer, x)
+        return native
+    gamma, beta = (_array(each.reshape(-1)) for each in (layer.weight, layer.bias))
+    y = contract.layer_norm(_array(x.reshape(-1, width)), gamma, beta, layer.eps).y
+    bits = torch.from_numpy(y.view(np.int16) if x.dtype == torch.bfloat16 else y)
+    return bits.view(x.dtype).reshape(x.shape)
+
+
+def is_modelled(reference: torch.nn.Module) -> bool:
+    """Whether `reference` answers through `cuda_order`."""
+    return "forward" in vars(reference)
+
+
+def _array(tensor: torch.Tensor) -> Any:
+    tensor = tensor.detach().contiguous()
+    return tensor.view(torch.int16).numpy().view(np.uint16) if tensor.dtype == torch.bfloat16 else tensor.numpy()
 
 
 def eps_paths(reference: torch.nn.Module, eps: float) -> list[str]:
