@@ -55,12 +55,15 @@ def load_candidate(source: str, task: Task, *, build_dir: bool = False, modules:
 def source_problem(source: str) -> str | None:
     """What is wrong with a file before it is executed (syntax, no ModelNew), or None; nothing is run.
 
-    Upstream gives one message for both; this one says which, and on which line.
+    Upstream gives one message for both; this one says which, and on which line. As in upstream's scripts two lines
+    come first, so that a `from __future__` is a syntax error.
     """
     try:
-        ast.parse(source)
-    except (SyntaxError, ValueError) as error:
-        return f"line {getattr(error, 'lineno', 0)}: {getattr(error, 'msg', error)}"
+        compile("import os\nimport os\n" + source, "<string>", "exec", dont_inherit=True)
+    except SyntaxError as error:
+        return f"line {(error.lineno or 0) - 2}: {error.msg}"
+    except ValueError as error:  # null bytes, before Python 3.12
+        return str(error)
     return None if "ModelNew" in source else "defines no ModelNew"
 
 

@@ -28,6 +28,8 @@ BACKEND = "cupy"
 # Clients that upstream's `utils` imports and its evaluator never calls, with the names it takes from each.
 _CLIENTS = {"openai": "OpenAI", "litellm": "completion", "dotenv": "load_dotenv"}
 
+_STAND_IN = "Inert stand-in of kb-submissions: the package is not installed, and the evaluator does not use it."
+
 
 class EvaluatorError(Exception):
     """Upstream's package cannot be imported; the message says what is missing and how to mend it."""
@@ -42,15 +44,13 @@ class Upstream:
 
 
 def stand_in_for_missing_clients() -> tuple[str, ...]:
-    """Put an inert module where one of upstream's client packages is not installed; returns their names."""
-    missing = tuple(
-        name for name in sorted(_CLIENTS) if name not in sys.modules and importlib.util.find_spec(name) is None
-    )
-    for name in missing:
-        module = types.ModuleType(name, f"Inert stand-in: {name} is not installed, and the evaluator does not use it.")
-        setattr(module, _CLIENTS[name], _inert(name))
-        sys.modules[name] = module
-    return missing
+    """Put an inert module where one of upstream's client packages is not installed; returns the stand-ins' names."""
+    for name, taken in _CLIENTS.items():
+        if name not in sys.modules and importlib.util.find_spec(name) is None:
+            module = types.ModuleType(name, _STAND_IN)
+            setattr(module, taken, _inert(name))
+            sys.modules[name] = module
+    return tuple(name for name in sorted(_CLIENTS) if getattr(sys.modules.get(name), "__doc__", None) == _STAND_IN)
 
 
 def _inert(name: str) -> Callable[..., bool]:

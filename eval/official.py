@@ -48,7 +48,8 @@ def judge(payload: dict[str, Any], progress: Any) -> dict[str, Any]:
         raise _escaped(error, found) from error
     found |= verbatim(upstream, returned)
     status, reason = status_of(found["official"])
-    if returned is not None and status is Status.COMPILE_ERROR:
+    if found["official"]["metadata"].get("compilation_error_name") == "SyntaxError":
+        # upstream's one word for two things: no ModelNew reads the same
         reason = source_problem(payload["candidate_source"]) or reason
     found["verdict"] = {"status": status.value, "reason": reason}
     progress({"stage": "floor"})
