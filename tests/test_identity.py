@@ -17,6 +17,7 @@ from kbsub.eval.identity import judge
 from kbsub.eval.identity_cases import FULL_SIZE, GROUPS, OFFICIAL_SHAPE, count, inputs_of, steps
 
 FOLDER = Path(__file__).resolve().parents[1] / "submissions" / "level1_40"
+torch.set_num_threads(1)  # tiny tensors: thread pools only wait for each other
 
 # A candidate with statistics whose arithmetic is native's; `{change}` may spoil y, mean or rstd of input x.
 STAND_IN = """
@@ -228,7 +229,10 @@ def test_another_task_is_compared_with_its_own_model(tmp_path):
 
 def test_it_runs_in_a_child_process_and_tells_each_case():
     events: list[dict] = []
-    outcome = run_isolated("kbsub.eval.identity:judge", payload(""), timeout_s=120, on_progress=events.append)
+    one_thread = {"OMP_NUM_THREADS": "1"}  # tiny tensors
+    outcome = run_isolated(
+        "kbsub.eval.identity:judge", payload(""), timeout_s=120, on_progress=events.append, env=one_thread
+    )
     assert outcome.status is Status.OK, outcome.message + outcome.log
     assert outcome.value["identical"] == outcome.value["total"]
     assert events[0]["case"].startswith("full size") and {event["of"] for event in events} == {len(events)}

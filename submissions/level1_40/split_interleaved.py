@@ -65,10 +65,11 @@ class DeviceLimits(NamedTuple):
 def device_limits(index: int) -> DeviceLimits:
     import cupy
 
-    facts = cupy.cuda.Device(index).attributes
+    device = cupy.cuda.Device(index)
+    facts = device.attributes
     return DeviceLimits(
         index=index,
-        compute_capability=10 * facts["ComputeCapabilityMajor"] + facts["ComputeCapabilityMinor"],
+        compute_capability=int(device.compute_capability),
         multiprocessors=facts["MultiProcessorCount"],
         shared_bytes_per_block=facts["MaxSharedMemoryPerBlockOptin"],
         shared_bytes_per_multiprocessor=facts["MaxSharedMemoryPerMultiprocessor"],
