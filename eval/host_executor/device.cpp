@@ -110,9 +110,9 @@ extern "C" uint64_t kbsub_warp(int op, unsigned mask, uint64_t value, int argume
         const Fiber& o = lanes[other];
         if (o.state == DONE)
             fault(DIVERGENCE, line, "divergent %s: the mask %#x names lane %u, which has left the kernel", OP_NAMES[op], mask, other);
-        if (o.state != AT_WARP)
-            complete = false;
-        else if (o.op != op || o.mask != mask || o.line != line)
+        const bool same = o.state == AT_WARP && o.op == op && o.mask == mask && o.line == line;
+        complete &= same;
+        if (!same && o.state == AT_WARP && o.mask >> lane & 1)  // it waits for this lane, and this lane for it
             fault(DIVERGENCE, line, "divergent %s (line %d, mask %#x): lane %u is at %s (line %d, mask %#x)", OP_NAMES[op], line, mask,
                   other, OP_NAMES[o.op], o.line, o.mask);
     }

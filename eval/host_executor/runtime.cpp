@@ -72,6 +72,11 @@ static void on_signal(int number, siginfo_t* info, void* context)
     report->address = reinterpret_cast<uint64_t>(address);
     report->write = registers->gregs[REG_ERR] >> 1 & 1;
     const char* verb = report->write ? "wrote" : "read";
+    if (block && current < block->threads) {  // a frame that reaches below its stack
+        const unsigned char* stack = block->fibers[current].stack;
+        if (stack && address < stack && address + (1 << 20) > stack)
+            fault(STACK, 0, "the thread's local variables take more than %zu bytes of stack", STACK_BYTES);
+    }
     if (block && address >= block->dynamic_end && address < block->dynamic_end + PAGE)
         fault(SHARED, 0, "%s dynamic shared memory at byte %td of %u", verb, address - block->dynamic_base, launch->shared_bytes);
     if (block && address >= block->static_end && address < block->static_end + PAGE)
