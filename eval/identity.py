@@ -307,7 +307,7 @@ def open_bench(payload: dict[str, Any]) -> Bench:
         raise JudgeFailure(Status.NOT_RUN, f"declared for {', '.join(declaration['precision'])}, not {task.precision}")
     modules = task.modules()
     candidate = load_candidate(payload["candidate_source"], task, modules=modules)
-    if device.type == "cuda":
+    if device.index is not None:
         torch.cuda.set_device(device)
     if hosted:
         from kbsub.eval.host_executor import H200_LIMITS, HostExecutor, adopt
