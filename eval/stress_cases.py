@@ -37,7 +37,8 @@ EPS = (OWN_EPS, 0.0, 1e-3)
 class Input:
     """One input transform. `seed` seeds the generator; the numbers mean what `kind` says.
 
-    official: as the task makes it. normal: randn * scale + offset. constant: value. ramp: -1 to 1 along each row.
+    official: as the task makes it. normal: randn * scale + offset. constant: value. ramp: -1 to 1 through the whole
+    tensor, so that no two rows have the same mean.
     outlier: randn, and `value` at the first or last element of each row. special: randn, and `value` once, in one row.
     alternating: +value, -value, ... near_constant: value * (1 + u * 2^-20), u uniform in [0, 1).
     subnormal: randn * (smallest normal number / 8).

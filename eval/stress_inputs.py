@@ -48,9 +48,7 @@ def _transform(
     if entry.kind == "constant":
         return torch.full(shape, entry.value, dtype=dtype, device=device)
     if entry.kind == "ramp":
-        width = template[0].numel() if template.dim() and shape[0] else 0
-        ramp = torch.linspace(-1, 1, width, dtype=torch.float32, device=device).to(dtype)
-        return ramp.expand(shape[0] if shape else 1, width).reshape(shape).contiguous()
+        return torch.linspace(-1, 1, template.numel(), device=device).to(dtype).reshape(shape)
     if entry.kind == "alternating":
         x = torch.full(shape, entry.value, dtype=dtype, device=device)
         x.view(-1)[1::2].neg_()

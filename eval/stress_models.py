@@ -89,7 +89,7 @@ class Workshop:
     def __init__(self, task: Task, device: torch.device, cuda_order: bool = False) -> None:
         self.task, self.device, self.dtype, self.cuda_order = task, device, task.dtype, cuda_order
         self.modules = task.modules()
-        self._formula: dict[tuple[Any, ...], bool] = {}
+        self._formula: bool | None = None
         self._own_inputs: list[Any] = []
 
     def init(self, shape: Shape) -> tuple[Any, ...]:
@@ -107,7 +107,7 @@ class Workshop:
         for path in eps_paths(model, case.eps):
             vars(model.get_submodule(path))["eps"] = case.eps
         model.requires_grad_(False)
-        if self.cuda_order and self.formula(model, case.shape):
+        if self.cuda_order and self.formula(model):
             layer = layer_norm_of(model)
             if layer is not None and layer.weight is not None and layer.bias is not None:
                 model.forward = functools.partial(cuda_order, layer)
@@ -158,11 +158,11 @@ class Workshop:
             return case.shape.elements
         return sum(each.numel() for each in self._official() if isinstance(each, torch.Tensor))
 
-    def formula(self, reference: torch.nn.Module, shape: Shape) -> bool:
-        """Whether the written-out LayerNorm is this model; asked once a shape."""
-        if shape.init not in self._formula:
-            self._formula[shape.init] = is_bare_layer_norm(reference)
-        return self._formula[shape.init]
+    def formula(self, reference: torch.nn.Module) -> bool:
+        """Whether the written-out LayerNorm is this model: tried once, what it is made of looked at every time."""
+        if self._formula is None:
+            self._formula = is_bare_layer_norm(reference)
+        return self._formula and layer_norm_of(reference) is not None
 
 
 def cuda_order(layer: torch.nn.LayerNorm, x: torch.Tensor) -> torch.Tensor:

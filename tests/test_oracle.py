@@ -8,6 +8,7 @@ from fractions import Fraction
 import numpy
 import pytest
 import torch
+
 from kbsub.eval import oracle
 from kbsub.eval.oracle import answer, error_of, is_bare_layer_norm, layer_norm, nearer
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from kbsub.eval import predicate
 from kbsub.eval.predicate import PredicateError, compare, same_bits
 
