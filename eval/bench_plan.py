@@ -131,7 +131,7 @@ def read_candidate(path: Path) -> CandidateFile:
     from kbsub.eval.declarations import declaration_of
 
     try:
-        source = path.read_text("utf-8")
+        source = path.read_bytes().decode("utf-8")  # not read_text: it would change the line ends, and the hash
     except (OSError, UnicodeDecodeError) as error:
         raise PlanError(f"{path}: cannot be read as a candidate: {error}") from error
     declared = declaration_of(path)

@@ -197,6 +197,7 @@ def _blank_row(file: Path, precision: str, declaration: Mapping[str, Any]) -> di
     return {
         "sha256": digest,
         "contract": declaration.get("contract"),
+        "accurate": bool(declaration.get("accurate", False)),
         "precision": precision,
         "status": Status.NOT_RUN.value,
         "reason": "the official stage was not asked for",

@@ -1,0 +1,60 @@
+"""`kbsub verify`: a result folder against its manifest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def command(
+    folder: Annotated[Path, typer.Argument(help="A folder of results, such as results/h200.")],
+    write: Annotated[bool, typer.Option("--write", help="Write the manifest from the files as they are now.")] = False,
+) -> None:
+    """Check a result folder against its manifest (sha256 of every file), and that its results can be read.
+
+    Exit code: 0 everything is as listed; 1 a file is missing, altered, not listed or not readable; 2 the call is wrong.
+    """
+    from kbsub.eval import manifest
+    from kbsub.eval.result import ResultError, read_result
+
+    if not folder.is_dir():
+        typer.echo(f"kbsub verify: {folder}: no such folder", err=True)
+        raise typer.Exit(2)
+    if write:
+        typer.echo(f"written: {manifest.write_manifest(folder)}")
+    try:
+        problems = [f"{problem.file}: {problem.what}" for problem in manifest.check_manifest(folder)]
+    except manifest.ManifestError as error:
+        typer.echo(f"kbsub verify: {error}", err=True)
+        raise typer.Exit(1) from None
+    count = 0
+    for name in manifest.files_of(folder):
+        if is_result(folder / name):
+            count += 1
+            try:
+                read_result(folder / name)
+            except ResultError as error:
+                problems.append(str(error))
+    for problem in problems:
+        typer.echo(problem)
+    if problems:
+        typer.echo(
+            f"{folder}: {len(problems)} problems; if the change is meant: kbsub verify --write {folder}", err=True
+        )
+        raise typer.Exit(1)
+    typer.echo(f"{folder}: every file is as listed; {count} result files can be read")
+
+
+def is_result(path: Path) -> bool:
+    """Whether a JSON file is a result of results.md: one that says `schema` and `candidates`."""
+    import json
+
+    if path.suffix != ".json":
+        return False
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return True  # broken JSON: let the reader say so
+    return isinstance(content, dict) and "schema" in content and "candidates" in content

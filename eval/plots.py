@@ -1,0 +1,261 @@
+"""The plots of the papers: bars with quartiles against the floors, error against time, bandwidth over shapes.
+
+A plot is data first (a dict of numbers and words); drawing comes after, and the digest of the data goes into the PNG,
+so that a test can tell a stale picture without comparing pixels. Legible on light and dark pages (an opaque card of its
+own) and for colour-blind readers (the Okabe-Ito palette, and a marker or hatch for whatever a colour says).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kbsub.eval.report_tables import cold_ms, gb_s, official_ms, worst_error
+from kbsub.eval.result import Candidate, Result
+from kbsub.eval.tables import best_ms, floor_ms, is_floor, programs, replay_of, title_of
+
+# Okabe-Ito; a kind of program has a colour and, beside it, a hatch and a marker.
+KINDS = {
+    "bit-identical": ("#0072B2", "", "o"),
+    "tolerance": ("#009E73", "//", "s"),
+    "control": ("#D55E00", "xx", "X"),
+    "baseline": ("#999999", "", "D"),
+    "undeclared": ("#CC79A7", "..", "P"),
+}
+CARD, INK, GRID = "#FFFFFF", "#1A1A1A", "#D0D0D0"
+DIGEST_KEY = "kbsub-data-sha256"
+Data = dict[str, Any]
+
+
+def plain(name: str) -> str:
+    return title_of(name).strip("`")
+
+
+def kind_of(row: Any) -> str:
+    if not isinstance(row, Candidate):
+        return "baseline"
+    return row.contract if row.contract in KINDS else "undeclared"
+
+
+def time_data(result: Result, precision: str = "fp32") -> Data:
+    """Bars: program, kind, ms, quartiles, method; the floors as lines."""
+    bars: list[dict[str, Any]] = []
+    for name, row in programs(result, precision).items():
+        value = best_ms(row.timing)
+        if value is None or is_floor(name):
+            continue
+        replay = replay_of(row.timing)
+        low, high = (replay.q25_ms, replay.q75_ms) if replay is not None else (value, value)
+        method = "graph replay" if replay is not None else "cuda_event"
+        bars.append({"name": plain(name), "kind": kind_of(row), "ms": value, "q25": low, "q75": high, "method": method})
+    bars.sort(key=lambda bar: -bar["ms"])
+    floors = {"every byte once": floor_ms(result, precision)}
+    if precision == "fp32":
+        floors["input read twice"] = (result.floors.model_extra or {}).get("memory_two_reads_ms")
+        floors["chain of the reference order"] = result.floors.chain_ms
+    where = f"{result.environment.gpu}, torch {result.environment.torch}, {precision}"
+    return {
+        "bars": bars,
+        "floors": {k: v for k, v in floors.items() if v},
+        "title": f"Time at the official shape, {where}",
+    }
+
+
+def error_data(result: Result, precision: str = "fp32") -> Data:
+    """Points: program, kind, ms by upstream's clock, worst error against float64."""
+    points = []
+    eager = None
+    for name, row in programs(result, precision).items():
+        if not isinstance(row, Candidate):
+            continue
+        mine, worst = official_ms(row), worst_error(row)
+        eager = eager if eager is not None else worst_error(row, "reference_max_abs")
+        if mine is not None and worst:
+            points.append({"name": plain(name), "kind": kind_of(row), "ms": mine, "error": worst})
+    base = programs(result, precision).get("eager")
+    value = best_ms(base.timing) if base is not None else None
+    if value is not None and eager:
+        points.append({"name": "eager", "kind": "baseline", "ms": value, "error": eager})
+    where = f"{result.environment.gpu}, torch {result.environment.torch}, {precision}"
+    return {"points": points, "title": f"Error against time, {where}"}
+
+
+def bandwidth_data(result: Result, precision: str = "fp16") -> Data:
+    """Lines: GB/s of every program over the shapes, the copy among them."""
+    lines: dict[str, list[list[Any]]] = {}
+    for name, row in programs(result, precision).items():
+        for key, shape in (row.shapes or {}).items():
+            value = cold_ms(shape.timing)
+            if value is not None:
+                moved = 2 * math.prod(map(int, key.split("x"))) * (4 if precision == "fp32" else 2)
+                lines.setdefault(plain(name), []).append([key, gb_s(moved, value)])
+    where = f"{result.environment.gpu}, torch {result.environment.torch}, {precision}"
+    return {"lines": lines, "title": f"Bandwidth by shape, cold L2, {where}"}
+
+
+def data_digest(data: Data) -> str:
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+
+
+def stored_digest(path: Path) -> str | None:
+    """The digest of the data a PNG was drawn from; None when there is no such picture."""
+    from PIL import Image
+
+    if not path.is_file():
+        return None
+    with Image.open(path) as image:
+        return dict(image.info).get(DIGEST_KEY)
+
+
+def draw(data: Data, paint: Callable[[Any, Data], None], path: Path, size: tuple[float, float]) -> None:
+    """Draw on a card of its own and write the PNG atomically, the data's digest inside it."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    style = {"font.size": 10, "text.color": INK, "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK}
+    with matplotlib.rc_context({**style, "axes.edgecolor": INK, "hatch.linewidth": 0.6}):
+        figure, axes = pyplot.subplots(figsize=size, facecolor=CARD, layout="constrained")
+        try:
+            axes.set_facecolor(CARD)
+            axes.spines[["top", "right"]].set_visible(False)
+            paint(axes, data)
+            axes.set_title(data["title"], loc="left", fontsize=11)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".png")
+            os.close(descriptor)
+            try:
+                # Software is matplotlib's own version by default, which would change the file for no reason.
+                figure.savefig(draft, dpi=150, metadata={DIGEST_KEY: data_digest(data), "Software": None})
+                os.chmod(draft, 0o644)
+                os.replace(draft, path)
+            except BaseException:
+                Path(draft).unlink(missing_ok=True)
+                raise
+        finally:
+            pyplot.close(figure)
+
+
+def paint_time(axes: Any, data: Data) -> None:
+    """Horizontal bars on a log scale, fastest at the bottom, quartile whiskers, floors as labelled lines."""
+    bars = data["bars"]
+    for index, bar in enumerate(bars):
+        colour, hatch, _ = KINDS[bar["kind"]]
+        whiskers = [[max(bar["ms"] - bar["q25"], 0.0)], [max(bar["q75"] - bar["ms"], 0.0)]]
+        y = len(bars) - index
+        axes.barh(y, bar["ms"], xerr=whiskers, color=colour, hatch=hatch, edgecolor=INK, linewidth=0.5, capsize=2)
+        note = "" if bar["method"] == "graph replay" else f" ({bar['method']})"
+        axes.annotate(
+            f"{bar['ms']:.3f}{note}", (max(bar["ms"], bar["q75"]), y), (5, 0), **_OFFSET, va="center", fontsize=8
+        )
+    axes.set_yticks([len(bars) - index for index in range(len(bars))], [bar["name"] for bar in bars])
+    axes.set_xscale("log")
+    lowest = min([*data["floors"].values(), *(bar["ms"] for bar in bars)])
+    highest = max(bar["ms"] for bar in bars)
+    axes.set_xlim(lowest / 1.6, highest * 2.6)
+    for index, (name, value) in enumerate(sorted(data["floors"].items(), key=lambda item: item[1])):
+        axes.axvline(
+            value, color=INK, linestyle=("--", ":", "-.")[index % 3], linewidth=1.2, label=f"{name}: {value:.3f}"
+        )
+    axes.set_xlabel("ms, log scale; bar: median, whiskers: quartiles")
+    _legend(axes, {bar["kind"] for bar in bars}, bars=True)
+
+
+def paint_error(axes: Any, data: Data) -> None:
+    """One labelled point a program, both axes logarithmic: down and to the left is better."""
+    for index, point in enumerate(sorted(data["points"], key=lambda p: (p["error"], p["ms"]))):
+        colour, _, marker = KINDS[point["kind"]]
+        axes.plot(point["ms"], point["error"], marker, color=colour, markeredgecolor=INK, markersize=9)
+        above = 5 if index % 2 else -11  # neighbours of one error would write over each other
+        axes.annotate(point["name"], (point["ms"], point["error"]), (7, above), **_OFFSET, fontsize=8)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.margins(x=0.25, y=0.15)
+    axes.grid(color=GRID, linewidth=0.5)
+    axes.set_axisbelow(True)
+    axes.set_xlabel("ms by upstream's clock, log scale")
+    axes.set_ylabel("worst max abs error against float64, log scale")
+    _legend(axes, {point["kind"] for point in data["points"]}, bars=False)
+
+
+def paint_bandwidth(axes: Any, data: Data) -> None:
+    """A line a program over the shapes; line style and marker tell apart what a colour may not."""
+    colours = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442")
+    keys = list(dict.fromkeys(key for line in data["lines"].values() for key, _ in line))
+    others = [name for name in data["lines"] if name != plain("copy")]
+    for name, line in data["lines"].items():
+        values = [dict(map(tuple, line)).get(key, math.nan) for key in keys]
+        if name in others:
+            index = others.index(name)
+            look = {
+                "color": colours[index % 7],
+                "marker": "osD^vPX*"[index % 8],
+                "linestyle": ("-", "--", ":")[index % 3],
+            }
+        else:
+            look = {"color": INK, "marker": "", "linestyle": "-"}
+        axes.plot(range(len(keys)), values, label=name, linewidth=1.6, markersize=5, **look)
+    axes.set_xticks(range(len(keys)), [key.replace("x", " x ") for key in keys], rotation=20, ha="right")
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("GB/s (input once, output once)")
+    axes.grid(axis="y", color=GRID, linewidth=0.5)
+    axes.legend(fontsize=8, frameon=False, ncols=2)
+
+
+_OFFSET: Mapping[str, Any] = {"textcoords": "offset points"}
+
+
+def _legend(axes: Any, kinds: set[str], *, bars: bool) -> None:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    handles: list[Any] = []
+    for kind, (colour, hatch, marker) in KINDS.items():
+        if kind in kinds and bars:
+            handles.append(Patch(facecolor=colour, hatch=hatch, edgecolor=INK, label=kind))
+        elif kind in kinds:
+            handles.append(Line2D([], [], color=colour, marker=marker, linestyle="", markeredgecolor=INK, label=kind))
+    handles += axes.get_legend_handles_labels()[0]
+    axes.legend(handles=handles, fontsize=8, frameon=False, loc="best")
+
+
+# name of a plot -> (its data from a result, how to paint it, what must not be empty, size in inches)
+Plot = tuple[Callable[[Result, str], Data], Callable[[Any, Data], None], str, tuple[float, float]]
+PLOTS: dict[str, Plot] = {
+    "time": (time_data, paint_time, "bars", (9.0, 5.2)),
+    "error": (error_data, paint_error, "points", (8.0, 5.2)),
+    "bandwidth": (bandwidth_data, paint_bandwidth, "lines", (9.0, 5.2)),
+}
+
+
+def plot_path(folder: Path, task: str, name: str, precision: str) -> Path:
+    suffix = "" if precision == "fp32" else f"_{precision}"
+    return folder / f"{task}_{name}{suffix}.png"
+
+
+def make(result: Result, name: str, precision: str, path: Path, *, force: bool = False) -> bool:
+    """Draw a plot when its data are new (or `force`); True when the picture was written. Nothing without data."""
+    collect, paint, needed, size = PLOTS[name]
+    data = collect(result, precision)
+    if not data[needed] or (not force and stored_digest(path) == data_digest(data)):
+        return False
+    draw(data, paint, path, size)
+    return True
+
+
+def stale(result: Result, name: str, precision: str, path: Path) -> bool:
+    """Whether the picture at `path` was not drawn from this result."""
+    collect, _, needed, _ = PLOTS[name]
+    data = collect(result, precision)
+    return bool(data[needed]) and stored_digest(path) != data_digest(data)
+
+
+def names_with_data(result: Result, precision: str, wanted: Sequence[str] = tuple(PLOTS)) -> list[str]:
+    return [name for name in wanted if PLOTS[name][0](result, precision)[PLOTS[name][2]]]

@@ -1,0 +1,224 @@
+"""Remakes every table and plot of the papers from the committed result files.
+
+A paper (a Markdown file) marks where a table goes:
+
+    <!-- report:shapes task=level1_40 gpu=h200 candidates=reference_order_pipelined -->
+    ... replaced by `make report` ...
+    <!-- /report -->
+
+Options: task (level1_40), gpu (a folder of results/, default: h200, else the first that has the task), precision
+(fp32), candidates (names by comma). A test says that the papers match the results. Knows files and tables; measures
+nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kbsub.eval import manifest, plots, report_tables, tables
+from kbsub.eval.result import Result, read_result
+
+MARKER = re.compile(
+    r"(<!-- report:(?P<name>[\w-]+)(?P<options>[^>]*?) -->\n)(?P<body>.*?)(<!-- /report -->)", re.DOTALL
+)
+DEFAULT_TASK, DEFAULT_GPU = "level1_40", "h200"
+
+
+class ReportError(ValueError):
+    """A marker that cannot be honoured; the message names the paper, the marker and what is known."""
+
+
+@dataclass
+class Request:
+    """One marker: the paper it stands in, and its options."""
+
+    paper: Path
+    root: Path
+    name: str
+    options: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def task(self) -> str:
+        return self.options.get("task", DEFAULT_TASK)
+
+    @property
+    def precisions(self) -> list[str]:
+        return self.options.get("precision", "fp32").split(",")
+
+    @property
+    def candidates(self) -> list[str]:
+        return [name for name in self.options.get("candidates", "").split(",") if name]
+
+    def result_path(self) -> Path | None:
+        """The result file of the marker's task and GPU; None where none is committed."""
+        results = self.root / "results"
+        gpu = self.options.get("gpu")
+        folders = [results / gpu] if gpu else [results / DEFAULT_GPU, *sorted(results.glob("*"))]
+        return next((path for folder in folders if (path := folder / f"{self.task}.json").is_file()), None)
+
+
+def _timing(result: Result, request: Request) -> str:
+    return tables.timing_table(result, request.precisions[0]).markdown()
+
+
+def _shapes(result: Result, request: Request) -> str:
+    names = request.candidates or [n for n in (report_tables.best(result, "bit-identical"),) if n]
+    precisions = request.options.get("precision", "fp32,fp16,bf16").split(",")
+    return tables.shapes_table(result, names, precisions).markdown()
+
+
+def _verdicts(result: Result, request: Request) -> str:
+    chosen = (report_tables.best(result, "bit-identical"), report_tables.best(result, accurate=True))
+    names = request.candidates or [name for name in dict.fromkeys(chosen) if name]
+    return tables.verdicts_table(result, names, request.precisions[0]).markdown()
+
+
+def _headline(result: Result, request: Request) -> str:
+    return report_tables.headline_table(result).markdown()
+
+
+def _official(result: Result, request: Request) -> str:
+    return report_tables.official_table(result, request.precisions[0]).markdown()
+
+
+def _checks(result: Result, request: Request) -> str:
+    return report_tables.checks_table(result, request.precisions[0]).markdown()
+
+
+def _oracle(result: Result, request: Request) -> str:
+    return report_tables.oracle_table(result, request.candidates, request.precisions[0]).markdown()
+
+
+def _bandwidth(result: Result, request: Request) -> str:
+    precisions = request.options.get("precision", "fp32,fp16,bf16").split(",")
+    return report_tables.bandwidth_table(result, precisions).markdown()
+
+
+def _plot(name: str) -> Callable[[Result, Request], str]:
+    def link(result: Result, request: Request) -> str:
+        precision = request.precisions[0]
+        path = request.result_path()
+        if path is None or name not in plots.names_with_data(result, precision):
+            return f"_plot {name}: no such results are committed yet._"
+        picture = plots.plot_path(path.parent, request.task, name, precision)
+        title = plots.PLOTS[name][0](result, precision)["title"]
+        return f"![{title}]({Path(os.path.relpath(picture, request.paper.parent)).as_posix()})"
+
+    return link
+
+
+SECTIONS: Mapping[str, Callable[[Result, Request], str]] = {
+    "headline": _headline,
+    "official": _official,
+    "checks": _checks,
+    "timing": _timing,
+    "verdicts": _verdicts,
+    "shapes": _shapes,
+    "oracle": _oracle,
+    "bandwidth": _bandwidth,
+    **{f"plot-{name}": _plot(name) for name in plots.PLOTS},
+}
+
+
+def papers(root: Path) -> list[Path]:
+    """Every Markdown file of the project that may hold markers."""
+    found = [*root.glob("*.md"), *(root / "docs").rglob("*.md"), *(root / "submissions").rglob("*.md")]
+    return sorted(path for path in found if "<!-- report:" in path.read_text("utf-8"))
+
+
+def section(request: Request) -> str:
+    """The text of one marker's section. Raises ReportError for an unknown name, ResultError for a broken result."""
+    make = SECTIONS.get(request.name)
+    if make is None:
+        raise ReportError(f"{request.paper.name}: <!-- report:{request.name} -->: known are {', '.join(SECTIONS)}")
+    path = request.result_path()
+    if path is None:
+        gpu = request.options.get("gpu", "any GPU")
+        return f"_No results of {request.task} on {gpu} are committed yet; `make report` fills this in._"
+    return make(read_result(path), request)
+
+
+def remade(paper: Path, root: Path) -> str:
+    """The paper's text with every marked section made anew."""
+    text = paper.read_text("utf-8")
+    if text.count("<!-- report:") != len(MARKER.findall(text)):
+        raise ReportError(f"{paper.name}: a <!-- report:... --> has no <!-- /report --> after it")
+
+    def replace(match: re.Match[str]) -> str:
+        words = match["options"].split()
+        if bad := [word for word in words if "=" not in word]:
+            raise ReportError(f"{paper.name}: <!-- report:{match['name']} -->: {bad[0]!r} is not key=value")
+        options = dict(word.split("=", 1) for word in words)
+        return f"{match[1]}{section(Request(paper, root, match['name'], options))}\n{match[5]}"
+
+    return MARKER.sub(replace, text)
+
+
+def wanted_plots(root: Path) -> list[tuple[Path, Result, str, str]]:
+    """Every picture the papers show: (path, result, plot name, precision)."""
+    found: dict[Path, tuple[Path, Result, str, str]] = {}
+    for paper in papers(root):
+        for match in MARKER.finditer(paper.read_text("utf-8")):
+            name = match["name"].removeprefix("plot-")
+            if name == match["name"] or name not in plots.PLOTS:
+                continue
+            request = Request(paper, root, match["name"], dict(w.split("=", 1) for w in match["options"].split()))
+            path = request.result_path()
+            if path is None:
+                continue
+            result, precision = read_result(path), request.precisions[0]
+            picture = plots.plot_path(path.parent, request.task, name, precision)
+            if name in plots.names_with_data(result, precision):
+                found[picture] = (picture, result, name, precision)
+    return list(found.values())
+
+
+def out_of_date(root: Path) -> list[str]:
+    """What `make report` would change: papers, pictures, manifests; [] when everything matches the results."""
+    stale = [f"{path.relative_to(root)}" for path in papers(root) if remade(path, root) != path.read_text("utf-8")]
+    stale += [
+        f"{p.relative_to(root)}" for p, r, name, precision in wanted_plots(root) if plots.stale(r, name, precision, p)
+    ]
+    for folder in result_folders(root):
+        if not (folder / manifest.NAME).is_file() or manifest.check_manifest(folder):
+            stale.append(f"{(folder / manifest.NAME).relative_to(root)}")
+    return stale
+
+
+def remake(root: Path, *, force: bool = False) -> list[str]:
+    """Write every paper, picture and manifest that does not match the results; returns what was written."""
+    written = []
+    for path, result, name, precision in wanted_plots(root):
+        if plots.make(result, name, precision, path, force=force):
+            written.append(str(path.relative_to(root)))
+    for path in papers(root):
+        text = remade(path, root)
+        if text != path.read_text("utf-8"):
+            _write(path, text)
+            written.append(str(path.relative_to(root)))
+    for folder in result_folders(root):
+        if not (folder / manifest.NAME).is_file() or manifest.check_manifest(folder):
+            written.append(str(manifest.write_manifest(folder).relative_to(root)))
+    return written
+
+
+def result_folders(root: Path) -> list[Path]:
+    """The folders of results/ that hold files."""
+    return [folder for folder in sorted((root / "results").glob("*")) if folder.is_dir() and manifest.files_of(folder)]
+
+
+def _write(path: Path, text: str) -> None:
+    descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(draft, 0o644)
+        os.replace(draft, path)
+    except BaseException:
+        Path(draft).unlink(missing_ok=True)
+        raise

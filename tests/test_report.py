@@ -1,0 +1,334 @@
+"""Tables, plots, manifest and markers: made from a result file alone, and the committed papers match theirs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kbsub.eval import manifest, plots, report, report_tables, tables
+from kbsub.eval.result import Result, read_result, write_json_atomic
+
+ROOT = Path(__file__).resolve().parent.parent
+RUN, OTHER_RUN = "2026-01-01T00:00:00.000000Z", "2026-01-02T00:00:00.000000Z"
+
+
+def replay(value: float, *, run: str = RUN, noise: float = 0.001, seed: int = 0, method: str = "graph_replay") -> dict:
+    samples = list(value * np.exp(noise * np.random.default_rng(seed).normal(size=35)))
+    ordered = sorted(samples)
+    stats = {"median_ms": ordered[17], "q25_ms": ordered[8], "q75_ms": ordered[26], "samples_ms": samples, "run": run}
+    return {method: {**stats, "order_seed": 913, "flags": []}}
+
+
+def cuda_event(value: float, *, run: str = RUN, seed: int = 0) -> dict:
+    samples = list(value * np.exp(0.001 * np.random.default_rng(seed).normal(size=100)))
+    stats = {"mean_ms": value, "std_ms": 0.001, "min_ms": min(samples), "max_ms": max(samples), "trials": 100}
+    return {"cuda_event": {**stats, "samples_ms": samples, "passes": 10, "run": run}}
+
+
+def candidate(value: float, *, contract: str = "bit-identical", eager: float = 8.1, **more) -> dict:
+    official = {"compiled": True, "correctness": True, "trials": "(5 / 5)", "metadata": {"excessive_speedup": True}}
+    row = {"sha256": "a" * 64, "contract": contract, "precision": "fp32", "status": "OK"}
+    row["official"] = {**official, "runtime": value, "ref_runtime": eager}
+    oracle = {"uniform": {"reference_max_abs": 1.5e-5, "candidate_max_abs": 1e-6, "nearer": "candidate"}}
+    oracle["+1000"] = {"reference_max_abs": 1.4e-3, "candidate_max_abs": 2e-6, "nearer": "candidate"}
+    return {
+        **row,
+        "oracle": oracle,
+        "timing": {**replay(value * 0.95, seed=int(value * 1e4)), **cuda_event(value)},
+        **more,
+    }
+
+
+def content() -> dict:
+    environment = {
+        "gpu": "NVIDIA H200",
+        "driver": "580",
+        "cuda": "13.0",
+        "torch": "2.11",
+        "cupy": "14.2",
+        "nvrtc": "13.0",
+    }
+    environment |= {
+        "python": "3.12",
+        "kernelbench_commit": "4" * 40,
+        "project_commit": None,
+        "date": "2026-01-01T00:00:00",
+    }
+    shape = {"8x32": {"status": "OK", "bit_identity": {"identical": 9, "total": 9}, "timing": replay(0.05)}}
+    eager_shape = {"8x32": {"timing": replay(0.10)}, "1x99": {"timing": replay(0.2)}}
+    return {
+        "schema": 1,
+        "environment": environment,
+        "task": {"level": 1, "problem_id": 40, "sha256": "b" * 64, "provenance": "kernelbench@4"},
+        "floors": {"memory_ms": 0.137, "copy_gb_s": 4160.0, "chain_ms": 0.139, "memory_two_reads_ms": 0.2},
+        "baselines": {
+            "eager": {"timing": {**replay(8.07), **cuda_event(8.1)}, "shapes": eager_shape},
+            "compile_default": {"timing": {**replay(0.33), **cuda_event(0.36)}},
+            "compile_reduce_overhead": {"timing": cuda_event(0.42)},
+            "copy": {"timing": replay(0.129)},
+        },
+        "candidates": {
+            "exact": candidate(0.30, bit_identity={"identical": 30, "total": 30, "cases": []}, shapes=shape),
+            "slow_exact": candidate(4.8),
+            "near": candidate(0.19, contract="tolerance", accurate=True),
+            "split": candidate(1.2, contract="control"),
+            "broken": {"sha256": "c" * 64, "contract": "tolerance", "precision": "fp32", "status": "COMPILE_ERROR"},
+        },
+    }
+
+
+@pytest.fixture
+def result() -> Result:
+    return Result.model_validate(content())
+
+
+def row(table: tables.Table, first: str) -> list[str]:
+    found = [cells for cells in table.rows if cells[0] == first]
+    assert found, f"no row {first} in {[cells[0] for cells in table.rows]}"
+    return found[0]
+
+
+def column(table: tables.Table, first: str, header: str) -> str:
+    return row(table, first)[table.headers.index(header)]
+
+
+# ---- tables ----
+
+
+def test_headline_picks_the_fastest_of_each_contract(result):
+    table = report_tables.headline_table(result)
+    assert [cells[0] for cells in table.rows] == ["`exact`", "`near`", "eager", "torch.compile default"]
+    assert column(table, "`exact`", "speedup over eager") == "27.0x"
+    assert column(table, "`exact`", "bit-equal cases") == "30/30"
+    assert column(table, "`near`", "worst error against float64") == "2.0e-06"
+    assert column(table, "eager", "worst error against float64") == "1.4e-03"
+
+
+def test_official_table_copies_upstreams_words(result):
+    table = report_tables.official_table(result)
+    assert row(table, "`exact`")[2:5] == ["True", "True", "(5 / 5)"]
+    assert column(table, "`exact`", "of memory floor") == "46%"
+    assert column(table, "`exact`", "flags") == "excessive_speedup"
+    assert row(table, "`broken`")[-1].startswith("COMPILE_ERROR")
+
+
+def test_timing_table_compares_in_words_and_ranks_no_floor(result):
+    table = tables.timing_table(result)
+    assert column(table, "`exact`", "against eager").endswith("x FASTER")
+    assert column(table, "torch.compile reduce-overhead", "against eager").endswith("FASTER (cuda_event)")
+    assert column(table, "torch.compile reduce-overhead", "graph replay") == "-", "it replays graphs itself"
+    assert row(table, "copy of the input")[-2:] == ["-", "-"]
+    assert column(table, "`exact`", "of memory floor") == "48%"
+
+
+def test_numbers_of_another_run_are_not_compared(result):
+    stale = Result.model_validate(content())
+    stale.candidates["exact"].timing["graph_replay"].__pydantic_extra__["run"] = OTHER_RUN
+    assert column(tables.timing_table(stale), "`exact`", "against eager") == "-"
+    comparison = tables.paired(
+        stale.candidates["exact"].timing["graph_replay"], stale.baselines["eager"].timing["graph_replay"]
+    )
+    assert (str(comparison.verdict), comparison.reason) == ("UNSURE", "not measured in the same run")
+
+
+def test_a_tie_is_never_printed_as_a_win():
+    data = content()
+    data["candidates"]["exact"]["timing"] = replay(8.07, seed=1)
+    words = column(tables.timing_table(Result.model_validate(data)), "`exact`", "against eager")
+    assert words == "1.00x SAME"
+
+
+def test_trials_are_compared_by_pass():
+    # 100 trials in 10 passes, each with one interrupted trial: the pass's median does not move
+    samples = ([1.0] * 9 + [5.0]) * 10
+    timing = Result.model_validate(content()).baselines["eager"].timing["cuda_event"]
+    timing.samples_ms = samples
+    assert tables.by_round(timing) == [1.0] * 10
+
+
+def test_shapes_table_has_eager_ours_and_ratio(result):
+    table = tables.shapes_table(result, ["exact"])
+    assert table.rows[0][:2] == ["8 x 32", "fp32"]
+    assert table.rows[0][4:] == ["2.00x FASTER", "9/9"]
+    assert table.rows[1] == ["1 x 99", "fp32", "0.200", "-", "-", "-"], "a shape that was not timed stays visible"
+
+
+def test_oracle_table_shows_both_errors(result):
+    table = report_tables.oracle_table(result)
+    assert row(table, "+1000")[1] == "1.4e-03" and column(table, "+1000", "`near`") == "2.0e-06"
+
+
+def test_verdicts_say_who_is_faster(result):
+    table = tables.verdicts_table(result, ["exact"])
+    assert column(table, "torch.compile default", "`exact`").startswith("FASTER than torch.compile default: 1.16x (")
+    assert column(table, "`near`", "`exact`").startswith("SLOWER than")
+
+
+def test_bandwidth_is_bytes_over_time():
+    data = content()
+    moved = 2 * 4096 * 512 * 2
+    data["baselines"]["copy@fp16"] = {"timing": {}, "shapes": {"4096x512": {"timing": cuda_event(0.002)}}}
+    data["candidates"]["exact@fp16"] = {
+        **candidate(1.0),
+        "precision": "fp16",
+        "shapes": {"4096x512": {"status": "OK", "timing": cuda_event(0.0025)}},
+    }
+    table = report_tables.bandwidth_table(Result.model_validate(data), ["fp16"])
+    (cells,) = table.rows
+    assert cells[0] == "4096 x 512" and abs(float(cells[2]) - moved / 2e-6 / 1e9) < 0.01 * moved / 2e-6 / 1e9
+    assert cells[table.headers.index("`exact` GB/s (of copy)")].endswith("(80%)")
+
+
+def test_markdown_escapes_and_says_when_it_is_empty():
+    table = tables.Table("t", ["a", "b"], [["x|y", "1"]])
+    assert table.markdown().splitlines()[-1] == "| x\\|y | 1 |"
+    assert "no such results" in tables.Table("t", ["a"]).markdown()
+
+
+# ---- markers, plots, manifest ----
+
+
+@pytest.fixture
+def project(tmp_path):
+    folder = tmp_path / "results" / "h200"
+    folder.mkdir(parents=True)
+    write_json_atomic(folder / "level1_40.json", content())
+    text = "# P\n\n<!-- report:headline -->\nstale words\n<!-- /report -->\n\ntext\n\n<!-- report:plot-time -->\n"
+    text += "<!-- /report -->\n"
+    (tmp_path / "README.md").write_text(text)
+    (tmp_path / "submissions" / "level1_40").mkdir(parents=True)
+    ladder = "<!-- report:shapes candidates=exact -->\n<!-- /report -->\n<!-- report:plot-error -->\n<!-- /report -->\n"
+    (tmp_path / "submissions" / "level1_40" / "README.md").write_text(ladder)
+    return tmp_path
+
+
+def test_remake_fills_papers_draws_plots_and_lists_them(project):
+    written = report.remake(project)
+    assert sorted(written) == [
+        "README.md",
+        "results/h200/MANIFEST.sha256",
+        "results/h200/level1_40_error.png",
+        "results/h200/level1_40_time.png",
+        "submissions/level1_40/README.md",
+    ]
+    text = (project / "README.md").read_text()
+    assert "| `exact` | bit-identical | 0.300 |" in text and "stale words" not in text and "\ntext\n" in text
+    assert "](results/h200/level1_40_time.png)" in text
+    assert "](../../results/h200/level1_40_error.png)" in (project / "submissions/level1_40/README.md").read_text()
+    assert report.out_of_date(project) == [] and report.remake(project) == [], "a second run changes nothing"
+
+
+# what somebody changes -> what must be found stale
+CHANGES = {
+    "a number in a paper": (lambda p: edit(p / "README.md", "0.300", "0.250"), ["README.md"]),
+    "a result": (
+        lambda p: edit(p / "results/h200/level1_40.json", '"runtime": 0.3', '"runtime": 0.31'),
+        ["README.md", "results/h200/MANIFEST.sha256", "results/h200/level1_40_error.png"],
+    ),
+    "a picture goes": (
+        lambda p: (p / "results/h200/level1_40_time.png").unlink(),
+        ["results/h200/MANIFEST.sha256", "results/h200/level1_40_time.png"],
+    ),
+}
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_does_not_match_the_results_is_named(project, change):
+    report.remake(project)
+    act, expected = CHANGES[change]
+    act(project)
+    assert sorted(report.out_of_date(project)) == expected
+
+
+def test_pictures_are_pictures_and_know_their_data(project):
+    report.remake(project)
+    from PIL import Image
+
+    for name in ("time", "error"):
+        path = project / f"results/h200/level1_40_{name}.png"
+        with Image.open(path) as image:
+            assert image.size[0] > 800 and image.getpixel((2, 2))[:3] == (255, 255, 255), "a card of its own, opaque"
+        assert plots.stored_digest(path) == plots.data_digest(
+            plots.PLOTS[name][0](read_result(project / "results/h200/level1_40.json"), "fp32")
+        )
+
+
+def test_every_kind_differs_by_more_than_its_colour():
+    looks = [(hatch, marker) for _, hatch, marker in plots.KINDS.values()]
+    markers = [marker for _, marker in looks]
+    assert len(set(markers)) == len(markers), "points"
+    plain_bars = [kind for kind, (_, hatch, _) in plots.KINDS.items() if not hatch]
+    assert plain_bars == ["bit-identical", "baseline"], "blue and light grey differ in brightness alone"
+
+
+BROKEN_MARKERS = [
+    ("<!-- report:nonsense -->\n<!-- /report -->\n", "known are headline"),
+    ("<!-- report:headline -->\n", "has no <!-- /report -->"),
+    ("<!-- report:shapes exact -->\n<!-- /report -->\n", "is not key=value"),
+]
+
+
+@pytest.mark.parametrize(("text", "words"), BROKEN_MARKERS)
+def test_a_broken_marker_names_the_paper(project, text, words):
+    (project / "README.md").write_text(text)
+    with pytest.raises(report.ReportError, match=r"README\.md") as caught:
+        report.remake(project)
+    assert words in str(caught.value)
+
+
+def test_without_results_the_papers_say_so(tmp_path):
+    (tmp_path / "README.md").write_text(
+        "<!-- report:headline -->\n<!-- /report -->\n<!-- report:plot-time -->\n<!-- /report -->\n"
+    )
+    assert report.remake(tmp_path) == ["README.md"]
+    assert (tmp_path / "README.md").read_text().count("committed yet") == 2
+    assert report.out_of_date(tmp_path) == []
+
+
+def test_the_committed_papers_match_the_committed_results():
+    assert report.out_of_date(ROOT) == [], "run: make report"
+
+
+DAMAGE = [
+    (lambda f: (f / "a.json").write_text("{ }"), "a.json: has sha256"),
+    (lambda f: (f / "a.json").unlink(), "a.json: is listed and not there"),
+    (lambda f: (f / "new.txt").write_text(""), "new.txt: is there and not listed"),
+]
+
+
+@pytest.mark.parametrize(("act", "words"), DAMAGE)
+def test_verify_names_the_file(tmp_path, act, words):
+    (tmp_path / "a.json").write_text("{}")
+    manifest.write_manifest(tmp_path)
+    assert manifest.check_manifest(tmp_path) == []
+    act(tmp_path)
+    assert [f"{p.file}: {p.what}".startswith(words) for p in manifest.check_manifest(tmp_path)] == [True]
+
+
+@pytest.mark.skipif(shutil.which("sha256sum") is None, reason="sha256sum: not on this machine")
+def test_the_manifest_is_sha256sums_own_format(tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "a b.json").write_text("{}")
+    manifest.write_manifest(tmp_path)
+    subprocess.run(["sha256sum", "-c", manifest.NAME], cwd=tmp_path, check=True, capture_output=True)
+
+
+def test_verify_command_refuses_a_result_of_another_schema(tmp_path):
+    from typer.testing import CliRunner
+
+    from kbsub.eval.cli import app
+
+    (tmp_path / "level1_40.json").write_text(json.dumps({**content(), "schema": 99}))
+    outcome = CliRunner().invoke(app, ["verify", "--write", str(tmp_path)])
+    assert outcome.exit_code == 1 and "schema 99, this version reads schema 1" in outcome.output
