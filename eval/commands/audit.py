@@ -1,0 +1,42 @@
+"""`kbsub audit`: would any stored case change class if rtol scaled the other argument?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def command(
+    results: Annotated[list[Path], typer.Argument(help="Result files, or any JSON with stored comparisons.")],
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Also the largest budget ratios of each file.")
+    ] = False,
+) -> None:
+    """Would any stored case change class if rtol scaled the other argument?
+
+    torch.allclose(reference, candidate) gives the candidate's own magnitude to the tolerance; every stored comparison
+    also holds the answer with the reference's. Exit code: 0 no case differs, 1 some do, 2 a file cannot be read,
+    3 there is no stored comparison to audit.
+    """
+    from kbsub.eval.audit import AuditError, audit_file
+
+    total = changed = 0
+    for path in results:
+        try:
+            found = audit_file(path)
+        except AuditError as error:
+            typer.echo(str(error), err=True)
+            raise typer.Exit(2) from error
+        total += found.comparisons
+        changed += len(found.changes)
+        typer.echo(f"{path}: {found.comparisons} stored comparisons, {len(found.changes)} would change class")
+        for change in found.changes:
+            typer.echo(f"  {change}")
+        if verbose and found.closest is not None:
+            typer.echo(f"  closest to the edge: {found.closest}")
+    if not total:
+        typer.echo("no stored comparison: run kbsub eval --only identity,stress first", err=True)
+        raise typer.Exit(3)
+    raise typer.Exit(1 if changed else 0)
