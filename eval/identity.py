@@ -375,6 +375,7 @@ def summary(bench: Bench) -> dict[str, Any]:
         "close": sum(case.get("allclose", False) for case in judged),
         "refused": sum("refused" in case for case in judged),
         "skipped": len(bench.cases) - len(judged),
+        "precision": bench.task.precision,
         "tolerance": bench.tolerance,
         "equal_nan": True,
         "nan_rule": NAN_RULE,

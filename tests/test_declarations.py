@@ -79,6 +79,7 @@ CONTRACTS = {  # the published claims; the issue fixes them
     "split_interleaved": "control",
     "reference_order": "bit-identical",
     "reference_order_pipelined": "bit-identical",
+    "oracle_accurate": "tolerance",
 }
 
 
@@ -90,13 +91,13 @@ def test_level1_40_declares_the_published_contracts(stem):
         assert declared[stem].expect.beyond_tolerance == ("+1000",), "shown to fail there, and only there"
 
 
-def verdict(*cases: tuple[str, bool, bool], distinct: int = 1) -> dict:
+def verdict(*cases: tuple[str, bool, bool], distinct: int = 1, precision: str = "fp32") -> dict:
     """(input, identical, allclose) a full-size case."""
     rows = [
         {"name": f"case {at}", "group": "full size", "input": kind, "identical": identical, "allclose": close}
         for at, (kind, identical, close) in enumerate(cases)
     ]
-    return {"cases": rows, "repeated_runs": {"distinct": distinct}, "tolerance": 1e-4}
+    return {"cases": rows, "repeated_runs": {"distinct": distinct}, "tolerance": 1e-4, "precision": precision}
 
 
 SAME, NEAR, FAR = (True, True), (False, True), (False, False)
@@ -113,6 +114,7 @@ OUTCOMES = {  # id: (expect, verdict, words of each contradiction)
         verdict(("normal", *NEAR), ("+1000", *NEAR)),
         ["case 1: declared beyond 0.0001 of native, is within"],
     ),
+    "another tolerance": ({"beyond_tolerance": ["+1000"]}, verdict(("+1000", *NEAR), precision="bf16"), []),
     "fails elsewhere": (
         {"beyond_tolerance": ["+1000"]},
         verdict(("normal", *FAR), ("+1000", *FAR)),
