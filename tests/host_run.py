@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import torch
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 from kbsub.eval.host_executor import SMALL_LIMITS, HostExecutor, Limits
 from kbsub.eval.host_executor.executor import HostModule
+
+FOLDER = Path(__file__).resolve().parents[1] / "submissions" / "level1_40"
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def source_of(stem: str) -> str:
+    return (FOLDER / f"{stem}.py").read_text(encoding="utf-8")
+
+
+def cuda_candidates(contract: str | None = None) -> dict[str, tuple[str, ...]]:
+    """Stem -> declared precisions of each file of level1_40 that has CUDA_SOURCE (one not yet declared: fp32)."""
+    table = tomllib.loads((FOLDER / "candidates.toml").read_text(encoding="utf-8"))
+    stems = sorted(path.stem for path in FOLDER.glob("*.py") if "CUDA_SOURCE =" in path.read_text(encoding="utf-8"))
+    rows = {stem: table.get(stem, {"precision": ["fp32"], "contract": None}) for stem in stems}
+    return {s: tuple(row["precision"]) for s, row in rows.items() if contract in (None, row["contract"])}
 
 
 class Host:

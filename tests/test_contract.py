@@ -1,0 +1,214 @@
+"""The NumPy model of the reference order: its fma is exact, its contractions are nvcc's, and the kernels agree with it."""
+
+from __future__ import annotations
+
+import re
+import sys
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kbsub.eval import contract
+from kbsub.eval.host_executor import H200_LIMITS, RTX3090_LIMITS, RTX4090_LIMITS, SMALL_LIMITS, Limits, host_namespace
+
+sys.path.insert(0, str(Path(__file__).parent))
+from host_run import DTYPES, cuda_candidates, source_of
+
+BIT_IDENTICAL = cuda_candidates("bit-identical")
+
+
+def examples(count: int) -> settings:
+    """The same examples on every machine and in every run; one may take long (a compile)."""
+    return settings(max_examples=count, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+
+
+BITS = st.integers(0, 2**32 - 1)
+# Exponents close to each other, so that sums cancel, round and reach the subnormals: uniform bits almost never do.
+NEAR = st.builds(
+    lambda sign, exponent, fraction: sign << 31 | exponent << 23 | fraction,
+    st.integers(0, 1), st.integers(0, 3) | st.integers(100, 130), st.integers(0, 2**23 - 1) | st.sampled_from([0, 1, 2**23 - 1]),
+)  # fmt: skip
+
+
+def float32_of(bits: int) -> np.float32:
+    return np.uint32(bits).view(np.float32)
+
+
+def rounded_to_fp32(exact: Fraction) -> float:
+    """The fp32 number nearest to a rational, ties to even, as a Python float (infinite beyond the range)."""
+    if exact == 0:
+        return 0.0
+    magnitude = abs(exact)
+    exponent = magnitude.numerator.bit_length() - magnitude.denominator.bit_length()
+    exponent -= magnitude < Fraction(2) ** exponent
+    unit = Fraction(2) ** max(exponent - 23, -149)
+    quotient, rest = divmod(magnitude, unit)
+    quotient += rest * 2 > unit or (rest * 2 == unit and quotient % 2 == 1)
+    value = quotient * unit
+    result = float("inf") if value >= Fraction(2) ** 128 else float(value)
+    return result if exact > 0 else -result
+
+
+@examples(1500)
+@given(st.one_of(BITS, NEAR), st.one_of(BITS, NEAR), st.one_of(BITS, NEAR))
+def test_fma_is_rounded_once(a: int, b: int, c: int) -> None:
+    x, y, z = (float32_of(bits) for bits in (a, b, c))
+    with np.errstate(all="ignore"):
+        got = float(contract.fma(np.array([x]), np.array([y]), np.array([z]))[0])
+        if not all(np.isfinite(v) for v in (x, y, z)):
+            special = float(np.float64(x) * np.float64(y) + np.float64(z))
+            assert got == special or (np.isnan(got) and np.isnan(special))
+            return
+    expected = rounded_to_fp32(Fraction(float(x)) * Fraction(float(y)) + Fraction(float(z)))
+    assert got == expected, (x.item().hex(), y.item().hex(), z.item().hex(), got.hex(), expected.hex())
+
+
+def test_fma_where_rounding_twice_goes_wrong() -> None:
+    # The exact sum lies 2^-70 below the middle between c and its upper neighbour; fp64 rounds it onto the middle,
+    # and from there the second rounding goes up, to the even one.
+    a, b, c = (np.array([v], np.float32) for v in (2.0**-24 * (1 - 2.0**-23), 1 + 2.0**-23, 1 + 2.0**-23))
+    twice = np.float32(a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64))
+    assert twice == 1 + 2.0**-22
+    assert contract.fma(a, b, c) == 1 + 2.0**-23
+
+
+# ---- the contractions of nvcc, read from the PTX of the published operations ----
+PLAIN = """
+extern "C" __global__ void k(const float* p, float* out)
+{
+    const float a_count = p[0], a_mean = p[1], a_m2 = p[2], b_count = p[3], b_mean = p[4], b_m2 = p[5];
+    const float delta = b_mean - a_mean, n = a_count + b_count, c = 1.f / n, a = a_count * c, b = b_count * c;
+    out[0] = a * a_mean + b * b_mean;
+    out[1] = a_m2 + b_m2 + delta * delta * a_count * b;
+    const float x = p[6], gamma = p[7], beta = p[8], rstd = p[9];
+    out[2] = gamma * (rstd * (x - a_mean)) + beta;
+    const float mean = a_mean + (x - a_mean) * (1.f / b_count);
+    out[3] = mean;
+    out[4] = a_m2 + (x - a_mean) * (x - mean);
+}
+"""
+WRITTEN = """
+extern "C" __global__ void k(const float* p, float* out)
+{
+    const float a_count = p[0], a_mean = p[1], a_m2 = p[2], b_count = p[3], b_mean = p[4], b_m2 = p[5];
+    const float delta = __fsub_rn(b_mean, a_mean), n = __fadd_rn(a_count, b_count), c = __frcp_rn(n);
+    const float a = __fmul_rn(a_count, c), b = __fmul_rn(b_count, c);
+    out[0] = __fmaf_rn(a, a_mean, __fmul_rn(b, b_mean));
+    out[1] = __fmaf_rn(__fmul_rn(__fmul_rn(delta, delta), a_count), b, __fadd_rn(a_m2, b_m2));
+    const float x = p[6], gamma = p[7], beta = p[8], rstd = p[9];
+    out[2] = __fmaf_rn(gamma, __fmul_rn(rstd, __fsub_rn(x, a_mean)), beta);
+    const float mean = __fmaf_rn(__fsub_rn(x, a_mean), __frcp_rn(b_count), a_mean);
+    out[3] = mean;
+    out[4] = __fmaf_rn(__fsub_rn(x, a_mean), __fsub_rn(x, mean), a_m2);
+}
+"""
+
+
+def expressions(ptx: str) -> dict[str, Any]:
+    """What each store of a straight-line kernel holds, as nested tuples over the loads; products commute."""
+    value: dict[str, Any] = {}
+    stored: dict[str, Any] = {}
+    for line in ptx.split(";"):
+        match = re.match(r"\s*([a-z0-9.]+)\s+(.*)", line.strip().split("\n")[-1])
+        if not match:
+            continue
+        opcode, operands = match[1].replace(".rn", ""), [o.strip() for o in match[2].split(",")]
+        if opcode == "ld.global.f32":
+            value[operands[0]] = operands[1].partition("+")[2]
+        elif opcode == "st.global.f32":
+            stored[operands[0].partition("+")[2]] = value[operands[1]]
+        elif re.fullmatch(r"(add|sub|mul|fma|rcp)\.f32", opcode):
+            inputs = [value[o] for o in operands[1:]]
+            factors = sorted(inputs[:2], key=repr) if opcode[:3] in ("add", "mul", "fma") else inputs[:2]
+            value[operands[0]] = (opcode[:3], *factors, *inputs[2:])
+    return stored
+
+
+def ptx_of(source: str) -> str:
+    nvrtc = pytest.importorskip("cupy_backends.cuda.libs.nvrtc", reason="NVRTC: pip install 'kb-submissions[cuda13]'")
+    program = nvrtc.createProgram(source, "k.cu", (), ())
+    nvrtc.compileProgram(program, ("--gpu-architecture=compute_90", "--fmad=true", "--ftz=false"))
+    return str(nvrtc.getPTX(program).decode())
+
+
+def test_written_contractions_are_those_nvcc_makes() -> None:
+    plain, written = expressions(ptx_of(PLAIN)), expressions(ptx_of(WRITTEN))
+    assert len(plain) == 5 and plain == written
+
+
+# ---- kernels on the host against the model ----
+def array_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """NumPy view in the model's terms: bfloat16 as its bits."""
+    tensor = tensor.detach()
+    return tensor.view(torch.int16).numpy().view(np.uint16) if tensor.dtype == torch.bfloat16 else tensor.numpy()
+
+
+def differing(name: str, got: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> list[str]:
+    """Where two arrays differ in any bit, any NaN being equal to any NaN; the first few, in words."""
+    bits = np.uint16 if got.itemsize == 2 else np.uint32
+    widen = contract.from_bfloat16 if got.dtype == np.uint16 else lambda a: a.astype(np.float32)
+    both_nan = np.isnan(widen(got)) & np.isnan(widen(expected))
+    wrong = np.argwhere((got.view(bits) != expected.view(bits)) & ~both_nan)
+    return [
+        f"{name}{w.tolist()}: got {widen(got)[tuple(w)]} = {got.view(bits)[tuple(w)]:#x}, "
+        f"the model {widen(expected)[tuple(w)]} = {expected.view(bits)[tuple(w)]:#x} ({len(wrong)} differ)"
+        for w in wrong[:3]
+    ]
+
+
+def disagreement(model: Any, x: torch.Tensor, eps: float = 1e-5) -> list[str]:
+    """The candidate's output, mean and rstd of x (rows, n) against the model's, bit for bit."""
+    model.ln.eps = eps
+    y, mean, rstd = model.forward_with_stats(x)
+    expected = contract.layer_norm(array_of(x), array_of(model.ln.weight), array_of(model.ln.bias), eps)
+    parts = (("y", y, expected.y), ("mean", mean, expected.mean), ("rstd", rstd, expected.rstd))
+    return [line for name, got, want in parts for line in differing(name, array_of(got), want)]
+
+
+def drawn(kind: str, rows: int, n: int, seed: int) -> torch.Tensor:
+    """fp32 values of one kind, (rows, n)."""
+    random = np.random.default_rng(seed)
+    normal = random.standard_normal((rows, n)).astype(np.float32)
+    if kind == "bits":  # every finite pattern alike: 76 decades
+        return torch.from_numpy(random.integers(0, 0x7F800000, (rows, n)).astype(np.uint32).view(np.float32) * np.sign(normal))
+    if kind == "subnormal":
+        return torch.from_numpy(random.integers(0, 1 << 12, (rows, n)).astype(np.uint32).view(np.float32) * np.sign(normal))
+    if kind == "special":
+        normal.flat[random.integers(0, rows * n, 1 + rows * n // 100)] = random.choice([np.nan, np.inf, -np.inf, -0.0, 3.4e38])
+        return torch.from_numpy(normal)
+    scale, offset = {"normal": (1, 0), "offset": (1, 1000), "huge": (1e19, 0), "tiny": (1e-38, 0), "constant": (0, 1e4)}[kind]
+    return torch.from_numpy(normal * np.float32(scale) + np.float32(offset))
+
+
+KINDS = ("normal", "offset", "huge", "tiny", "constant", "subnormal", "bits", "special")
+VECTORS = st.integers(1, 40) | st.integers(41, 1100) | st.sampled_from([2047, 2048, 2049, 4096, 5168, 12_001, 16_500, 33_000])
+DEVICES = st.sampled_from([H200_LIMITS, RTX3090_LIMITS, RTX4090_LIMITS, SMALL_LIMITS])
+
+
+@pytest.mark.parametrize("stem", BIT_IDENTICAL)
+def test_kernel_equals_the_model(stem: str) -> None:
+    source, precisions = source_of(stem), BIT_IDENTICAL[stem]
+    spaces: dict[tuple[Limits, int], dict[str, Any]] = {}
+
+    @examples(80)
+    @given(VECTORS, st.integers(1, 5), st.sampled_from(KINDS), st.sampled_from(precisions), st.integers(0, 99), DEVICES,
+           st.sampled_from([0, 1, 7]), st.sampled_from([1e-5, 0.0, 1e-3]))  # fmt: skip
+    def agrees(vectors: int, rows: int, kind: str, precision: str, seed: int, limits: Limits, order: int, eps: float) -> None:
+        rows = min(rows, max(1, 20_000 // vectors))
+        if (limits, order) not in spaces:
+            spaces[limits, order] = host_namespace(source, limits, seed=order, workers=1)
+        dtype, n = DTYPES[precision], 4 * vectors
+        model = spaces[limits, order]["ModelNew"]((n,)).to(dtype)
+        with torch.no_grad():
+            model.ln.weight.copy_(drawn("normal", 1, n, seed + 1)[0])
+            model.ln.bias.copy_(drawn("normal", 1, n, seed + 2)[0])
+        wrong = disagreement(model, drawn(kind, rows, n, seed).to(dtype), eps)
+        assert not wrong, "\n".join(wrong)
+
+    agrees()
