@@ -18,7 +18,7 @@ from typing import Any
 
 from kbsub.eval.report_tables import cold_ms, gb_s, official_ms, worst_error
 from kbsub.eval.result import Candidate, Result
-from kbsub.eval.tables import best_ms, floor_ms, is_floor, programs, replay_of, title_of
+from kbsub.eval.tables import best_ms, floor_ms, is_floor, programs, replay_of, title_of, typical_ms
 
 # Okabe-Ito; a kind of program has a colour and, beside it, a hatch and a marker.
 KINDS = {
@@ -79,7 +79,7 @@ def error_data(result: Result, precision: str = "fp32") -> Data:
         if mine is not None and worst:
             points.append({"name": plain(name), "kind": kind_of(row), "ms": mine, "error": worst})
     base = programs(result, precision).get("eager")
-    value = best_ms(base.timing) if base is not None else None
+    value = typical_ms(base.timing, "cuda_event") if base is not None else None
     if value is not None and eager:
         points.append({"name": "eager", "kind": "baseline", "ms": value, "error": eager})
     where = f"{result.environment.gpu}, torch {result.environment.torch}, {precision}"
@@ -164,6 +164,7 @@ def paint_time(axes: Any, data: Data) -> None:
         axes.axvline(
             value, color=INK, linestyle=("--", ":", "-.")[index % 3], linewidth=1.2, label=f"{name}: {value:.3f}"
         )
+    _plain_numbers(axes.xaxis)
     axes.set_xlabel("ms, log scale; bar: median, whiskers: quartiles")
     _legend(axes, {bar["kind"] for bar in bars}, bars=True)
 
@@ -180,6 +181,7 @@ def paint_error(axes: Any, data: Data) -> None:
     axes.margins(x=0.25, y=0.15)
     axes.grid(color=GRID, linewidth=0.5)
     axes.set_axisbelow(True)
+    _plain_numbers(axes.xaxis)
     axes.set_xlabel("ms by upstream's clock, log scale")
     axes.set_ylabel("worst max abs error against float64, log scale")
     _legend(axes, {point["kind"] for point in data["points"]}, bars=False)
@@ -209,7 +211,18 @@ def paint_bandwidth(axes: Any, data: Data) -> None:
     axes.legend(fontsize=8, frameon=False, ncols=2)
 
 
-_OFFSET: Mapping[str, Any] = {"textcoords": "offset points"}
+# Words near a point, on a scrap of the card's colour, so that no line runs through them.
+_OFFSET: Mapping[str, Any] = {
+    "textcoords": "offset points",
+    "bbox": {"boxstyle": "square,pad=0.1", "facecolor": CARD, "edgecolor": "none"},
+}
+
+
+def _plain_numbers(axis: Any) -> None:
+    """0.1, 1, 10 rather than powers of ten."""
+    from matplotlib.ticker import FuncFormatter
+
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def _legend(axes: Any, kinds: set[str], *, bars: bool) -> None:

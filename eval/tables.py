@@ -259,8 +259,17 @@ def _shape_cells(row: Baseline | Candidate | None, key: str, eager: Timing) -> l
     return [ms(mine.median_ms), speedup_words(paired(mine, eager)), equal]
 
 
+def _verdict_words(comparison: Comparison, method: str) -> str:
+    """ "FASTER 1.16x (1.15 to 1.17)": the verdict, how many times faster, and its 95% interval."""
+    if math.isnan(comparison.ratio):
+        return NOTHING
+    low, high = 1 / comparison.high, 1 / comparison.low
+    words = f"{comparison.verdict} {comparison.speedup:.2f}x ({low:.2f} to {high:.2f})"
+    return words + (" by cuda_event" if method == "cuda_event" else "")
+
+
 def verdicts_table(result: Result, candidates: Sequence[str], precision: str = "fp32") -> Table:
-    """Each candidate against every baseline and the other candidates: the paired comparison in words."""
+    """Each candidate against every baseline and the other candidates: how it stands against the program of the row."""
     rows = programs(result, precision)
     others = [name for name, row in rows.items() if row.timing and not is_floor(name)]
     table = Table("paired comparisons", ["against", *(f"`{name}`" for name in candidates)])
@@ -272,8 +281,7 @@ def verdicts_table(result: Result, candidates: Sequence[str], precision: str = "
                 cells.append(NOTHING)
                 continue
             comparison, method = against(mine.timing, rows[other].timing)
-            suffix = " (cuda_event)" if method == "cuda_event" else ""
-            cells.append(NOTHING if math.isnan(comparison.ratio) else comparison.words(title_of(other)) + suffix)
+            cells.append(_verdict_words(comparison, method))
         if any(cell != NOTHING for cell in cells):
             table.rows.append([title_of(other), *cells])
     return table

@@ -144,9 +144,10 @@ class _Show:
 
 
 def _summary(console: Any, plan: Any, record: Any, target: Path) -> None:
+    from kbsub.eval import compare
     from kbsub.eval.bench_plan import OFFICIAL
     from kbsub.eval.result import read_result
-    from kbsub.eval.tables import shapes_table, timing_table
+    from kbsub.eval.tables import shapes_table, timing_table, verdicts_table
 
     for note in record.notes:
         console.print(note, markup=False, highlight=False, soft_wrap=True)
@@ -161,11 +162,17 @@ def _summary(console: Any, plan: Any, record: Any, target: Path) -> None:
     result = read_result(target)
     for precision in dict.fromkeys(scene.precision for scene in plan.scenes if scene.key == OFFICIAL):
         console.print(timing_table(result, precision).rich())
+        console.print(verdicts_table(result, compare.chosen_candidates(result, precision), precision).rich())
     if any(scene.key != OFFICIAL for scene in plan.scenes):
         console.print(shapes_table(result, list(plan.candidates)).rich())
     if plan.device == "cpu":
         console.print("A rehearsal on the CPU: these times say nothing about a GPU.", style="bold yellow")
     console.print(f"written to {target}", highlight=False)
+    try:
+        for path in compare.write_summary(result, target.with_suffix("")):
+            console.print(f"written to {path}", highlight=False)
+    except ModuleNotFoundError as error:
+        console.print(f"no pictures: {error}; install it with: pip install matplotlib", highlight=False)
 
 
 def _checkout(explicit: Path | None, console: Any) -> Path | None:

@@ -1,0 +1,62 @@
+"""`kbsub baseline`: upstream's baseline files for this GPU, in fp32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+
+def command(
+    task: Annotated[list[str] | None, typer.Option(help="level<L>_<id>; may be repeated. Default: level1_40.")] = None,
+    modes: Annotated[str, typer.Option(help="all, or by comma: eager, compile_default, ...")] = "all",
+    precision: Annotated[str, typer.Option(help="fp32 (upstream's own files are bf16), fp16 or bf16.")] = "fp32",
+    trials: Annotated[int, typer.Option(help="Timed trials, as upstream's script.", min=2)] = 100,
+    out: Annotated[Path | None, typer.Option(help="Folder; default: runs/<gpu>/timing.")] = None,
+    kernelbench: Annotated[Path | None, typer.Option(help="The checkout; default: as kbsub fetch left it.")] = None,
+    device: Annotated[str, typer.Option(help="cuda or cuda:<index>.")] = "cuda:0",
+    timeout: Annotated[float, typer.Option(help="Seconds for one baseline of one task.", min=1.0)] = 300.0,
+) -> None:
+    """Time the reference programs with upstream's measure_ref_program_time, in upstream's file names and format.
+
+    Its benchmark_eval_analysis.py reads the files as they are (baseline_file=...). They are fp32, and each entry says
+    so; the files that upstream ships are bf16. Finished entries of an existing file are kept.
+    Exit code: 0 all measured; 1 one failed; 2 the call is wrong; 3 no GPU.
+    """
+    from kbsub.adapters.checkout import CheckoutError, find_checkout
+    from kbsub.adapters.task import PRECISIONS
+    from kbsub.eval.baseline_files import BaselinePlan, measure_all
+    from kbsub.eval.baselines import BASELINES, require_known
+    from kbsub.eval.machine_facts import gpu_folder, gpu_name
+
+    gpu = gpu_name(int(device.partition(":")[2] or 0))
+    if gpu is None:
+        _stop(3, f"--device {device}: the NVIDIA driver offers no such GPU")
+    if precision not in PRECISIONS:
+        _stop(2, f"--precision {precision}: KernelBench knows {', '.join(PRECISIONS)}")
+    try:
+        checkout = find_checkout(kernelbench)
+        known = [name for name, baseline in BASELINES.items() if baseline.upstream_file]
+        names = known if modes == "all" else require_known(modes.split(","))
+        if without := [name for name in names if name not in known]:
+            _stop(2, f"--modes {without[0]}: upstream has no baseline file for it; known are {', '.join(known)}")
+    except (CheckoutError, ValueError) as error:
+        _stop(2, str(error))
+    plan = BaselinePlan(
+        tasks=tuple(task or ["level1_40"]),
+        baselines=tuple(names),
+        precision=precision,
+        trials=trials,
+        kernelbench=checkout.path,
+        device=device if ":" in device else f"{device}:0",
+        timeout_s=timeout,
+        folder=out or Path("runs") / gpu_folder(gpu) / "timing",
+    )
+    failed = measure_all(plan, say=typer.echo)
+    raise typer.Exit(1 if failed else 0)
+
+
+def _stop(code: int, message: str) -> NoReturn:
+    typer.echo(f"kbsub baseline: {message}", err=True)
+    raise typer.Exit(code)

@@ -1,0 +1,65 @@
+"""`kbsub compare`: the leaderboard of stored runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def command(
+    files: Annotated[
+        list[Path] | None, typer.Argument(help="Result files; default: the one that kbsub bench wrote on this machine.")
+    ] = None,
+    more: Annotated[
+        list[Path] | None, typer.Option("--from", help="Another stored run, side by side; may be repeated.")
+    ] = None,
+    task: Annotated[str, typer.Option(help="The task of the default file.")] = "level1_40",
+    precision: Annotated[str, typer.Option(help="fp32, fp16 or bf16, for the table of several files.")] = "fp32",
+    out: Annotated[Path | None, typer.Option(help="Folder for the Markdown table and the pictures.")] = None,
+) -> None:
+    """Tables and plots of stored runs: which program is faster, by how much, and whether the difference is real.
+
+    One file: ranked, with paired comparisons. Several: side by side, never ranked across GPUs or versions.
+    Exit code: 0 done; 2 the call is wrong or a file cannot be read.
+    """
+    from rich.console import Console
+
+    from kbsub.eval import compare
+    from kbsub.eval.machine_facts import gpu_folder, gpu_name
+    from kbsub.eval.result import ResultError, read_result
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=160)
+    paths = [*(files or []), *(more or [])] or [Path("runs") / gpu_folder(gpu_name()) / f"{task}.json"]
+    try:
+        results = [read_result(path) for path in paths]
+        if len(results) > 1:
+            tables = [compare.side_by_side(results, [str(path) for path in paths], precision)]
+        else:
+            tables = compare.tables_of(results[0])
+    except (ResultError, ValueError) as error:
+        typer.echo(f"kbsub compare: {error}", err=True)
+        raise typer.Exit(2) from None
+    if not any(table.rows for table in tables):
+        console.print(f"{paths[0]} holds no timing yet; run: kbsub bench", style="yellow", highlight=False)
+    for table in tables:
+        console.print(table.rich())
+    if out is None:
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    written: list[Path] = []
+    try:
+        for path, result in zip(paths, results, strict=True):
+            label = path.stem if len(paths) == 1 else f"{path.stem}_{gpu_folder(result.environment.gpu)}"
+            written += compare.write_summary(result, out / label)
+    except ModuleNotFoundError as error:
+        typer.echo(f"kbsub compare: no pictures: {error}; install it with: pip install matplotlib", err=True)
+    if len(results) > 1:
+        page = out / "side_by_side.md"
+        page.write_text(tables[0].markdown() + "\n", encoding="utf-8")
+        written.append(page)
+    for path in written:
+        console.print(f"written: {path}", highlight=False)
