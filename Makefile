@@ -59,9 +59,9 @@ $(READY):
 	@test -x $(PY) || $(BASE_PYTHON) -m venv $(VENV)
 	@echo "installing $(TORCH) and kb-submissions[$(EXTRAS)] into $(VENV) (CUDA driver: $(DRIVER))"
 ifneq ($(TORCH_INDEX),)
-	@$(PY) -m pip install -q --index-url '$(TORCH_INDEX)' '$(TORCH)'
+	@$(PY) -m pip install -qq --index-url '$(TORCH_INDEX)' '$(TORCH)'
 endif
-	@$(PY) -m pip install -q '$(TORCH)' -e '.[$(EXTRAS)]'
+	@$(PY) -m pip install -qq '$(TORCH)' -e '.[$(EXTRAS)]'
 	@rm -f $(VENV)/.ready-* && touch $@
 endif
 

@@ -28,7 +28,7 @@ def dry_run(target: str, *settings: str, fake_driver: str | None = None, tmp_pat
 
 
 def installs(output: str) -> list[str]:
-    return [line.split(" -m pip install -q ")[1] for line in output.splitlines() if " -m pip install " in line]
+    return [line.split(" -m pip install -qq ")[1] for line in output.splitlines() if " -m pip install " in line]
 
 
 CU126 = "--index-url 'https://download.pytorch.org/whl/cu126' 'torch>=2.9'"
