@@ -220,6 +220,7 @@ def _fetch_locked(source: str, target: Path, pin: str, silence_s: float, say: Ca
 def _clone_commit(source: str, tree: Path, pin: str, silence_s: float) -> None:
     """A depth-1 work tree of commit `pin` of `source` at `tree`, which must not exist. Raises CheckoutError."""
     where = f"--git-dir={tree / '.git'}"
+    served_here = is_local(source) or source.startswith("file://")
     try:
         git("init", "--quiet", "--template=", str(tree))
         git(
@@ -229,7 +230,7 @@ def _clone_commit(source: str, tree: Path, pin: str, silence_s: float) -> None:
             "--no-tags",
             "--progress",  # the watchdog listens to it
             # The serving side of a local repository does not get our -c flags by itself.
-            "--upload-pack=" + ("git -c safe.directory=* upload-pack" if is_local(source) else "git-upload-pack"),
+            "--upload-pack=" + ("git -c 'safe.directory=*' upload-pack" if served_here else "git-upload-pack"),
             source,
             pin,
             silence_s=silence_s,

@@ -185,11 +185,12 @@ def test_a_folder_inside_another_repository_is_not_a_checkout(upstream):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: only root can give a folder to another user")
-def test_a_repository_of_another_user_is_read(upstream, tmp_path):
+@pytest.mark.parametrize("as_url", [False, True], ids=["path", "file-url"])
+def test_a_repository_of_another_user_is_read(upstream, tmp_path, as_url):
     folder, pin, _ = upstream
     for entry in [folder, *folder.rglob("*")]:
         os.chown(entry, 65534, 65534, follow_symlinks=False)
-    tree = fetch(str(folder), tmp_path / "tree").checkout.path
+    tree = fetch(folder.as_uri() if as_url else str(folder), tmp_path / "tree").checkout.path
     os.chown(tree, 65534, 65534)
     os.chown(tree / ".git", 65534, 65534)
     assert verify(tree, origin="--kernelbench").commit == pin
