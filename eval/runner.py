@@ -31,6 +31,7 @@ from kbsub.eval.result import (
     row_key,
     update_result,
 )
+from kbsub.eval.shared_stages import SHARED, SharedStages
 from kbsub.eval.stages import ENDS_THE_ROW, HONEST, STAGES, Stage
 
 ENVIRONMENT_TARGET = "kbsub.adapters.environment:judge"
@@ -89,10 +90,13 @@ def run(plan: Plan, out: Path, report: Report, finished: Callable[[Row], None]) 
     known: dict[str, Any] | None = None  # the environment block, once a child has reported it
     result: Result | None = None
     commit = environment.project_commit()
+    shared = SharedStages(
+        functools.partial(_declared_payloads, plan), plan.stages, plan.timeout_s, _child_variables(plan)
+    )
     for file in plan.candidates:
         row = Row(file, row_key(file.stem, plan.precision), {})
         for name in plan.stages:
-            outcome = run_stage(plan, row, STAGES[name], functools.partial(report, row, name))
+            outcome = run_stage(plan, row, STAGES[name], functools.partial(report, row, name), shared)
             _record(row, STAGES[name], outcome)
             known = row.environment or known
             if known is None:
@@ -125,8 +129,17 @@ def check_joinable(plan: Plan, out: Path) -> None:
         raise ResultError(f"{out} was made with {old}, this run has {here}; write to another file with --out")
 
 
-def run_stage(plan: Plan, row: Row, stage: Stage, on_progress: Callable[[dict[str, Any]], None]) -> Outcome:
-    """One stage of one candidate in a child process; a reason not to run it is an Outcome, too."""
+def run_stage(
+    plan: Plan,
+    row: Row,
+    stage: Stage,
+    on_progress: Callable[[dict[str, Any]], None],
+    shared: SharedStages | None = None,
+) -> Outcome:
+    """One stage of one candidate in a child process; a reason not to run it is an Outcome, too.
+
+    `shared`: where the stress and oracle stages of a whole run are computed together.
+    """
     source, problem = read_source(row.file)
     declaration, wrong = declaration_for(row.file)
     if not row.fields:
@@ -137,10 +150,18 @@ def run_stage(plan: Plan, row: Row, stage: Stage, on_progress: Callable[[dict[st
     if problem or reason:
         status = Status.COMPILE_ERROR if problem else Status.NOT_RUN
         return Outcome(status, None, problem or reason or "", "", 0.0)
-    payload = {
-        "candidate": display_path(row.file),
+    payload = _payload(plan, row.file, source, declaration)
+    if shared is not None and stage.name in SHARED:
+        return shared.outcome(stage.name, payload, on_progress)
+    variables = _child_variables(plan)
+    return run_isolated(stage.target, payload, timeout_s=plan.timeout_s, on_progress=on_progress, env=variables)
+
+
+def _payload(plan: Plan, file: Path, source: str, declaration: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "candidate": display_path(file),
         "candidate_source": source,
-        "stem": row.file.stem,
+        "stem": file.stem,
         "task": plan.task_text,
         "precision": plan.precision,
         "kernelbench": str(plan.kernelbench) if plan.kernelbench else None,
@@ -150,9 +171,23 @@ def run_stage(plan: Plan, row: Row, stage: Stage, on_progress: Callable[[dict[st
         "host_executor": plan.host_executor,
         "full": plan.full,
     }
+
+
+def _child_variables(plan: Plan) -> dict[str, str]:
     limit = memory_limit_bytes() if plan.device == "cpu" else None
-    variables = {MEMORY_LIMIT_VARIABLE: str(limit)} if limit else {}
-    return run_isolated(stage.target, payload, timeout_s=plan.timeout_s, on_progress=on_progress, env=variables)
+    return {MEMORY_LIMIT_VARIABLE: str(limit)} if limit else {}
+
+
+def _declared_payloads(plan: Plan) -> list[dict[str, Any]]:
+    """The stage payloads of the plan's declared candidates that may run here."""
+    payloads = []
+    for file in plan.candidates:
+        source, problem = read_source(file)
+        declaration, _ = declaration_for(file)
+        if declaration and not problem:
+            if _reason_not_to_run(plan, Row(file, "", {}), STAGES[SHARED[0]], source, declaration) is None:
+                payloads.append(_payload(plan, file, source, declaration))
+    return payloads
 
 
 def read_source(file: Path) -> tuple[str, str | None]:

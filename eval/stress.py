@@ -99,6 +99,7 @@ def judge_many(payload: Mapping[str, Any], progress: Progress) -> dict[str, Any]
         calls=int(payload.get("calls", HOSTED_CALLS if hosted else 1000)),
         hosted=hosted,
     )
+    declared = {str(each.get("stem")): each.get("declaration") or {} for each in payload["candidates"]}
     started = time.monotonic()
     base = _reset_peak(device)
     rows: dict[str, list[Row]] = {who.stem: [] for who in entrants}
@@ -119,12 +120,13 @@ def judge_many(payload: Mapping[str, Any], progress: Progress) -> dict[str, Any]
         "shapes": "small" if small else "full",
         "seconds": round(time.monotonic() - started, 3),
         "shared_by": len(entrants),
+        "complete": not payload.get("only") and not payload.get("oracle_only"),
         **({"host_executor": True, "native": "eval/contract.py, the model of CUDA's order"} if hosted else {}),
     }
     if device.type == "cuda":
         facts["peak_extra_bytes"] = torch.cuda.max_memory_allocated(device) - base
     return {
-        "stress": {stem: stress_record(each, facts) for stem, each in rows.items()},
+        "stress": {stem: stress_record(each, facts, declared.get(stem)) for stem, each in rows.items()},
         "oracle": {stem: oracle_record(each) for stem, each in rows.items()},
         "failed": failed,
         "facts": facts,

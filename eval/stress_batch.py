@@ -17,7 +17,7 @@ from kbsub.eval.stress_cases import FAIL, Row
 from kbsub.eval.stress_records import oracle_record, stress_record
 
 TARGET = "kbsub.eval.stress:judge_many"
-MAX_CRASHES = 3  # of one candidate; the rest of its cases are then not run
+MAX_CRASHES = 3  # of one candidate (one, when it is a timeout); the rest of its cases are then not run
 Progress = Callable[[dict[str, Any]], None]
 Runner = Callable[..., Outcome]
 
@@ -32,11 +32,12 @@ class Finished:
     rows: list[Row] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
     log: str = ""
+    declaration: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def stress(self) -> dict[str, Any]:
         """The `.stress` entry of a result file."""
-        return stress_record(self.rows, self.facts)
+        return stress_record(self.rows, self.facts, self.declaration)
 
     @property
     def oracle(self) -> dict[str, Any]:
@@ -50,6 +51,7 @@ def run_batch(
     *,
     timeout_s: float,
     on_progress: Progress | None = None,
+    env: Mapping[str, str] | None = None,
     runner: Runner = run_isolated,
 ) -> dict[str, Finished]:
     """{stem: Finished} of the stage contract's candidate payloads (or {"baseline": name, "stem": name}).
@@ -57,14 +59,20 @@ def run_batch(
     common: task, precision, kernelbench, device, and what else `kbsub.eval.stress.judge_many` takes.
     timeout_s: seconds for one child. Nothing a candidate does raises here.
     """
-    finished = {str(each["stem"]): Finished(str(each["stem"])) for each in candidates}
+    finished = {
+        str(each["stem"]): Finished(str(each["stem"]), declaration=each.get("declaration") or {}) for each in candidates
+    }
     crashes: Counter[str] = Counter()
     pending = list(candidates)
     while pending:
         share = _Share(finished, on_progress)
         done = {stem: [row["name"] for row in each.rows] for stem, each in finished.items()}
         outcome = runner(
-            TARGET, {**common, "candidates": pending, "done": done}, timeout_s=timeout_s, on_progress=share.note
+            TARGET,
+            {**common, "candidates": pending, "done": done},
+            timeout_s=timeout_s,
+            on_progress=share.note,
+            env=env,
         )
         stems = [str(each["stem"]) for each in pending]
         if outcome.status is Status.OK and outcome.value is not None:
@@ -73,7 +81,9 @@ def run_batch(
         if share.running is None:
             if len(pending) > 1:  # it ended before the first case: which file was it?
                 for each in pending:
-                    alone = run_batch([each], common, timeout_s=timeout_s, on_progress=on_progress, runner=runner)
+                    alone = run_batch(
+                        [each], common, timeout_s=timeout_s, on_progress=on_progress, env=env, runner=runner
+                    )
                     finished.update(alone)
                 break
             _drop(finished[stems[0]], outcome, outcome.status)
@@ -82,7 +92,7 @@ def run_batch(
         if all(row["name"] != case for row in finished[culprit].rows):
             finished[culprit].rows.append(_lost(case, seed, outcome))
         crashes[culprit] += 1
-        if crashes[culprit] >= MAX_CRASHES:
+        if crashes[culprit] >= MAX_CRASHES or outcome.status is Status.TIMEOUT:
             _drop(finished[culprit], outcome, outcome.status)
             pending = [each for each in pending if str(each["stem"]) != culprit]
     return finished

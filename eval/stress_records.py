@@ -12,10 +12,29 @@ from typing import Any
 from kbsub.eval.stress_cases import APART, CLASSES, FAIL, NEARER, PASS, REFUSED, SKIPPED, Row
 
 
-def stress_record(rows: Sequence[Row], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The `.stress` entry of a result file. equal_nan is always true here, and always said."""
+def stress_record(
+    rows: Sequence[Row], facts: Mapping[str, Any], declaration: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The `.stress` entry of a result file. equal_nan is always true here, and always said.
+
+    contradictions: where a full run on a GPU differs from the declaration; see `contradictions`.
+    """
     apart = [row["name"] for row in rows if row.get("rstd_overflows_fp32")]
-    return {**counts(rows), "equal_nan": True, **facts, "rstd_overflows_fp32": apart, "cases": list(rows)}
+    record = {**counts(rows), "equal_nan": True, **facts, "rstd_overflows_fp32": apart}
+    if declaration and facts.get("device") == "cuda" and facts.get("complete"):
+        record["contradictions"] = contradictions(rows, declaration)
+    return {**record, "cases": list(rows)}
+
+
+def contradictions(rows: Sequence[Row], declaration: Mapping[str, Any]) -> list[str]:
+    """What the rows show that candidates.toml did not say, or the other way round.
+
+    A bit-identical contract claims to fail nowhere. Other contracts claim something where `expect.stress` does.
+    """
+    declared = (declaration.get("expect") or {}).get("stress") or {}
+    if not declared and declaration.get("contract") != "bit-identical":
+        return []
+    return unexpected(rows, declared, accurate=bool(declaration.get("accurate")))
 
 
 def oracle_record(rows: Sequence[Row]) -> dict[str, Any]:
