@@ -67,9 +67,14 @@ def answers(code: str, site: Path, folder: Path) -> dict:
     return json.loads(done.stdout)
 
 
+def cannot_build() -> bool:
+    if util.find_spec("pip") is None or util.find_spec("setuptools") is None:
+        return True
+    return int(metadata.version("setuptools").split(".")[0]) < 77  # as [build-system] says
+
+
 needs_pip = pytest.mark.skipif(
-    util.find_spec("pip") is None or util.find_spec("setuptools") is None,
-    reason="this interpreter has no pip or no setuptools: pip install pip setuptools",
+    cannot_build(), reason="this interpreter cannot build a wheel: pip install pip 'setuptools>=77'"
 )
 
 
