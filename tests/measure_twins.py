@@ -116,7 +116,7 @@ def main() -> int:
         facts = run_isolated(ENVIRONMENT, {"device": options.device}, timeout_s=120)
         content: dict[str, Any] = {
             "schema": 1,
-            "what": "bad twins under upstream's own check (5 trials, 100 timed) and the guards; run together: no timings",
+            "what": "bad twins under upstream's own check (5 trials, 100 timed) and the guards; they ran together",
             "environment": (facts.value or {}).get("environment"),
             "twins": {},
         }

@@ -1,0 +1,153 @@
+"""`kbsub gate`: one exit code for CI."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+
+def command(
+    candidates: Annotated[list[str], typer.Argument(help="Candidate files, or names in submissions/<task>.")],
+    require: Annotated[
+        str, typer.Option(help="Checks, by comma: official, identity, stress, oracle, guards.")
+    ] = "official,identity,stress,oracle,guards",
+    task: Annotated[str, typer.Option(help="level<L>_<id>, or the path of a reference program.")] = "level1_40",
+    precision: Annotated[str, typer.Option(help="fp32, fp16 or bf16.")] = "fp32",
+    device: Annotated[str, typer.Option(help="cuda, cuda:<index>, or cpu through the host executor.")] = "",
+    timeout: Annotated[float, typer.Option(help="Seconds for one stage of one candidate.", min=1.0)] = 300.0,
+    junit: Annotated[Path | None, typer.Option(help="Write JUnit XML here.")] = None,
+    json_: Annotated[Path | None, typer.Option("--json", help="Write the answers as JSON here.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Keep the result file of the run here.")] = None,
+    kernelbench: Annotated[Path | None, typer.Option(help="The checkout; default: as kbsub fetch left it.")] = None,
+) -> None:
+    """Check that candidates are what is required of them, and what they declare.
+
+    Exit code: 0 every required check passed; 1 one failed; 2 the call is wrong; 3 one cannot be certified here.
+    """
+    import tempfile
+
+    from kbsub.eval import gate
+
+    required = tuple(dict.fromkeys(name.strip() for name in require.split(",") if name.strip()))
+    if unknown := [name for name in required if name not in gate.CHECKS]:
+        _stop(
+            gate.EXIT_USAGE, f"--require {require}: no such check as {unknown[0]}; there are {', '.join(gate.CHECKS)}"
+        )
+    if not required:
+        _stop(gate.EXIT_USAGE, f"--require is empty; write some of {', '.join(gate.CHECKS)}")
+    plan = _plan(candidates, required, task, precision, device, timeout, kernelbench)
+    with tempfile.TemporaryDirectory() as nowhere:
+        found = _run(plan, out or Path(nowhere) / "result.json")
+    facts = {
+        "task": plan.task.slug,
+        "precision": plan.precision,
+        "provenance": plan.task.provenance,
+        "device": plan.gpu or "cpu",
+    }
+    _write(found, required, facts, junit, json_)
+    _print(found, required)
+    raise typer.Exit(gate.exit_code([check for checks in found.values() for check in checks]))
+
+
+def _plan(
+    names: list[str],
+    required: tuple[str, ...],
+    task: str,
+    precision: str,
+    device: str,
+    timeout: float,
+    kernelbench: Path | None,
+) -> Any:
+    """The run's plan, as `kbsub eval` would make it; a wrong call ends with exit code 2."""
+    from kbsub.adapters.checkout import CheckoutError, CheckoutMissing, find_checkout
+    from kbsub.adapters.task import TaskError, resolve_task
+    from kbsub.eval.commands.eval import _files
+    from kbsub.eval.gate import EXIT_USAGE
+    from kbsub.eval.machine_facts import gpu_name
+    from kbsub.eval.runner import Plan
+    from kbsub.eval.stages import STAGES
+
+    kind, _, number = device.partition(":")
+    if kind not in ("", "cuda", "cpu") or (":" in device and not number.isdecimal()):
+        _stop(EXIT_USAGE, f"--device {device}: write cuda, cuda:<index> or cpu")
+    gpu = None if kind == "cpu" else gpu_name(int(number or 0))
+    try:
+        checkout: Path | None = find_checkout(kernelbench).path
+    except CheckoutMissing as error:
+        if kernelbench is not None:
+            _stop(EXIT_USAGE, str(error))
+        checkout = None
+    except CheckoutError as error:
+        _stop(EXIT_USAGE, str(error))
+    try:
+        return Plan(
+            task=resolve_task(task, kernelbench=checkout, precision=precision),
+            task_text=task,
+            candidates=_files(names, task),
+            stages=tuple(name for name in STAGES if name in required),
+            precision=precision,
+            device=(device or "cuda") if gpu or kind == "cuda" else "cpu",
+            kernelbench=checkout,
+            timeout_s=timeout,
+            host_executor=kind == "cpu",
+            gpu=gpu,
+        )
+    except TaskError as error:
+        _stop(EXIT_USAGE, str(error))
+
+
+def _run(plan: Any, out: Path) -> dict[str, Any]:
+    """Row key -> its checks, after running what is required. Without the GPU that was asked for nothing is run."""
+    from kbsub.eval.gate import EXIT_USAGE, Answer, Check, answers
+    from kbsub.eval.result import ResultError, row_key
+    from kbsub.eval.runner import declaration_for, run
+
+    if plan.device != "cpu" and plan.gpu is None:
+        missing = f"--device {plan.device}: the NVIDIA driver offers no such GPU; see kbsub doctor"
+        nothing = [Check(name, Answer.UNCERTIFIED, missing) for name in plan.stages]
+        return {row_key(file.stem, plan.precision): nothing for file in plan.candidates}
+
+    def finished(row: Any) -> None:
+        typer.echo(f"{row.key}: " + ", ".join(f"{name} {end.status}" for name, end in row.outcomes.items()), err=True)
+
+    try:
+        rows, _ = run(plan, out, lambda row, stage, event: None, finished)
+    except ResultError as error:
+        _stop(EXIT_USAGE, str(error))
+    found = {}
+    for row in rows:
+        declaration, wrong = declaration_for(row.file)
+        found[row.key] = answers(row.fields, declaration, plan.stages)
+        if wrong:
+            found[row.key] = [*found[row.key], Check("declaration", Answer.FAIL, wrong)]
+    return found
+
+
+def _write(
+    found: dict[str, Any], required: tuple[str, ...], facts: dict[str, str], junit: Path | None, json_: Path | None
+) -> None:
+    from kbsub.eval import gate_report
+
+    if junit is not None:
+        gate_report.write_junit(junit, found, facts)
+    if json_ is not None:
+        gate_report.write_json(json_, gate_report.as_json(found, required, facts))
+
+
+def _print(found: dict[str, Any], required: tuple[str, ...]) -> None:
+    from kbsub.eval.gate import CHECKS, Answer
+
+    marks = {Answer.PASS: "pass", Answer.FAIL: "FAIL", Answer.UNCERTIFIED: "CANNOT CERTIFY"}
+    for key, checks in found.items():
+        for check in checks:
+            if check.answer is not Answer.NOT_REQUIRED:
+                typer.echo(f"{key}: {check.name}: {marks[check.answer]}: {check.words}")
+    if rest := [name for name in CHECKS if name not in required]:
+        typer.echo(f"not required, so not certified: {', '.join(rest)}")
+
+
+def _stop(code: int, message: str) -> NoReturn:
+    typer.echo(f"kbsub gate: {message}", err=True)
+    raise typer.Exit(code)
