@@ -71,7 +71,7 @@ def cuda_source_of(source: str) -> str | None:
     """What makes the file need CUDA ("CUDA_SOURCE", "import cupy" ...), read from its text, or None."""
     try:
         tree = ast.parse(source)
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the parent parses it: any text must do
         return None
     for statement in tree.body:
         targets: list[ast.expr] = []

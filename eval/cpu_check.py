@@ -1,8 +1,8 @@
 """A local check without a GPU: the official predicate and seeds, in upstream's order, on the CPU.
 
 Never an official verdict, and never stored as one: PyTorch's CPU kernels add in another order than its CUDA kernels,
-and nothing is timed. For candidates made of library calls only. Memory: x, both outputs and the candidate's own
-temporaries; the official shape of level1_40 takes 0.8 GB and what the candidate needs.
+and nothing is timed. For candidates made of library calls, or, through the host executor, of a CUDA source. Memory: x,
+both outputs and the candidate's own temporaries; the official shape of level1_40 takes 0.8 GB and what those need.
 """
 
 from __future__ import annotations
@@ -12,25 +12,30 @@ from typing import TYPE_CHECKING, Any
 
 from kbsub.adapters.candidate import load_candidate
 from kbsub.adapters.isolation import JudgeFailure, Status, is_out_of_memory
-from kbsub.adapters.task import CORRECTNESS_TRIALS, SEED, Modules, Task, trial_seeds
+from kbsub.adapters.task import SEED, Modules, Task, trial_seeds
 from kbsub.eval.predicate import CHUNK_ELEMENTS, OFFICIAL_TOLERANCE
 
 if TYPE_CHECKING:
     import torch
 
+# Sizes for the host executor: rows of 3,072, so that each of the reference order's 128 threads folds six vec4.
+SMALL = {"batch_size": 3, "features": 8, "dim1": 16, "dim2": 24}
 # A library call that finds no GPU where the file asked for one.
 _NO_GPU_TEXTS = ("no nvidia driver", "not compiled with cuda", "no cuda gpus", "cuda driver")
 
 
-def run(candidate_source: str, task: Task, progress: Any, trials: int = CORRECTNESS_TRIALS) -> dict[str, Any]:
-    """{cpu_check: {certified, correctness, trials, seeds, max_abs, provenance}, verdict: {status, reason}}.
+def run(candidate_source: str, task: Task, progress: Any, *, hosted: bool = False, full: bool = True) -> dict[str, Any]:
+    """{cpu_check: {certified, correctness, trials, seeds, max_abs, provenance ...}, verdict: {status, reason}}.
 
-    Raises JudgeFailure: COMPILE_ERROR from loading, RUNTIME_ERROR or OUT_OF_MEMORY from the candidate's own code,
-    NOT_RUN when it asks for a GPU.
+    `hosted` runs the candidate's CUDA source with the host executor, at SMALL sizes unless `full`. Raises JudgeFailure:
+    COMPILE_ERROR from loading, RUNTIME_ERROR or OUT_OF_MEMORY from the candidate's own code, NOT_RUN when it asks for
+    a GPU or the small size of this task is not known.
     """
     import torch
 
     modules = task.modules()
+    if hosted and not full:
+        _shrink(modules, task)
     torch.manual_seed(SEED)
     init_inputs = task.cast(modules.get_init_inputs())
     with torch.no_grad():
@@ -38,33 +43,48 @@ def run(candidate_source: str, task: Task, progress: Any, trials: int = CORRECTN
         reference = modules.Model(*init_inputs).to(dtype=task.dtype)
         progress({"stage": "loading"})
         model_class = load_candidate(candidate_source, task, build_dir=True, modules=modules)
+        if hosted:
+            from kbsub.eval.host_executor import SMALL_LIMITS, HostExecutor, adopt
+
+            adopt(modules.context, SMALL_LIMITS, HostExecutor())
+            model_class = modules.context["ModelNew"]
         torch.manual_seed(SEED)
         candidate = _own_code("the constructor", lambda: model_class(*init_inputs).to(dtype=task.dtype))
-        seeds = trial_seeds(trials)
+        seeds = trial_seeds()
         largest, issues = [], []
         for index, seed in enumerate(seeds, start=1):
-            progress({"stage": "trial", "index": index, "of": trials, "seed": seed})
+            progress({"stage": "trial", "index": index, "of": len(seeds), "seed": seed})
             difference, issue = _trial(reference, candidate, modules, task, seed, f"trial {index} (seed {seed})")
             largest.append(difference)
             if issue:
                 issues.append(issue)
             if issue and "shape" in issue:
                 break  # as upstream does
-    passed = 0 if any("shape" in issue for issue in issues) else trials - len(issues)
+    wrong_shape = any("shape" in issue for issue in issues)
+    passed = 0 if wrong_shape else len(seeds) - len(issues)
     check = {
         "certified": False,
-        "correctness": passed == trials,
-        "trials": f"({passed} / {trials})",
+        "correctness": passed == len(seeds),
+        "trials": f"({passed} / {len(seeds)})",
         "seeds": seeds,
         "max_abs": float(torch.tensor(largest).max()),  # unlike Python's max, a NaN stays
         "provenance": task.provenance,
         "device": "cpu",
+        "executor": "host executor" if hosted else "torch",
+        "small": {name: modules.context[name] for name in SMALL} if hosted and not full else None,
     }
-    status = Status.OK if not issues else Status.INCORRECT_NUMERICAL
-    if any("shape" in issue for issue in issues):
-        status = Status.INCORRECT_SHAPE
-    reason = issues[0] if issues else "a local check on the CPU, not an official verdict"
+    status = Status.INCORRECT_SHAPE if wrong_shape else Status.INCORRECT_NUMERICAL if issues else Status.OK
+    how = "by the host executor" if hosted else "on the CPU"
+    size = f" at {tuple(SMALL.values())}" if check["small"] else ""
+    reason = issues[0] if issues else f"a local check {how}{size}, not an official verdict"
     return {"cpu_check": check, "verdict": {"status": status.value, "reason": reason}}
+
+
+def _shrink(modules: Modules, task: Task) -> None:
+    """Lower the sizes that get_inputs and get_init_inputs read from their module; the seeds stay the official ones."""
+    if any(name not in modules.context for name in SMALL):
+        raise JudgeFailure(Status.NOT_RUN, f"no small size of {task.slug} is known; add --full for its own")
+    modules.context.update(SMALL)
 
 
 def _trial(

@@ -144,11 +144,14 @@ def bytes_moved(task: Task) -> int:
 
 def _judge_on_cpu(payload: dict[str, Any], task: Task, progress: Any) -> dict[str, Any]:
     needs = cuda_source_of(payload["candidate_source"])
-    if needs:
-        raise JudgeFailure(Status.NOT_RUN, f"needs an NVIDIA GPU ({needs}); --device cpu runs its kernels on the host")
+    hosted = needs == "CUDA_SOURCE" and bool(payload.get("host_executor"))
+    if needs and not hosted:
+        way_out = "; --device cpu runs its kernels on the host" if needs == "CUDA_SOURCE" else ""
+        raise JudgeFailure(Status.NOT_RUN, f"needs an NVIDIA GPU ({needs}){way_out}")
     from kbsub.eval import cpu_check
 
-    check = cpu_check.run(payload["candidate_source"], task, progress)
+    full = bool(payload.get("full", False))
+    check = cpu_check.run(payload["candidate_source"], task, progress, hosted=hosted, full=full)
     return {**check, "environment": environment.facts("cpu")}
 
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from kbsub.adapters import environment
 from kbsub.adapters.candidate import cuda_source_of
 from kbsub.adapters.isolation import MEMORY_LIMIT_VARIABLE, Outcome, Status, run_isolated
@@ -218,7 +220,8 @@ def _reason_not_to_run(plan: Plan, row: Row, stage: Stage, source: str, declarat
         return f"candidates.toml declares it for {', '.join(declared)} only"
     needs = cuda_source_of(source)
     if plan.device == "cpu" and needs and not plan.host_executor:
-        return f"needs an NVIDIA GPU ({needs}); --device cpu runs its kernels on the host"
+        way_out = "; --device cpu runs its kernels on the host" if needs == "CUDA_SOURCE" else ""
+        return f"needs an NVIDIA GPU ({needs}){way_out}"
     if importlib.util.find_spec(stage.target.partition(":")[0]) is None:
         return f"this version of kbsub has no {stage.name} stage"
     return None
@@ -242,8 +245,14 @@ def _blank_row(file: Path, precision: str, declaration: Mapping[str, Any]) -> di
 
 def _record(row: Row, stage: Stage, outcome: Outcome) -> None:
     """Put one outcome into the row. Only the official stage touches `status`, `reason` and `timing`."""
-    row.outcomes[stage.name] = outcome
     found = dict(outcome.value or {})
+    if stage.name != "official" and found:
+        try:
+            Candidate.model_validate({**row.fields, stage.key: found})
+        except ValidationError as error:  # a judge's mistake costs this stage, not the run
+            words = f"the {stage.name} judge returned a malformed {stage.key}: {error.errors()[0]['loc']}"
+            found, outcome = {}, Outcome(Status.RUNTIME_ERROR, None, words, outcome.log, outcome.seconds)
+    row.outcomes[stage.name] = outcome
     row.environment = found.pop("environment", None) or row.environment
     row.fields["stages"][stage.name] = {
         "status": outcome.status.value,

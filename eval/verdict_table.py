@@ -55,23 +55,26 @@ def explanations(rows: Sequence[Row]) -> list[str]:
     """One line for every row or stage that did not end well: what happened, where, and what to do next."""
     lines = []
     for row in rows:
+        name = f"{row.file.parent.name}/{row.file.name}"
         if "declaration_error" in row.fields:
-            lines.append(f"{row.file.parent.name}/{row.file.name}, declaration: {row.fields['declaration_error']}")
-        for name, outcome in row.outcomes.items():
-            if outcome.status is Status.OK:
-                continue
-            told = (
-                outcome.message
-                if outcome.message.startswith(str(outcome.status))
-                else f"{outcome.status}: {outcome.message}"
-            )
-            again = f"kbsub eval {row.file} --only {name}"
-            hint = {
-                Status.TIMEOUT: f". Rerun it alone with: {again} --timeout 900",
-                Status.CRASHED: f". Its output is in the result file (stages.{name}.log). Rerun it alone with: {again}",
-            }.get(outcome.status, "")
-            lines.append(f"{row.file.parent.name}/{row.file.name}, {name}: {told}{hint}")
+            lines.append(f"{name}, declaration: {row.fields['declaration_error']}")
+        told: dict[tuple[Status, str], list[str]] = {}
+        for stage, outcome in row.outcomes.items():
+            if outcome.status is not Status.OK:
+                told.setdefault((outcome.status, outcome.message), []).append(stage)
+        lines += [_explanation(name, row, *end, stages) for end, stages in told.items()]
     return lines
+
+
+def _explanation(name: str, row: Row, status: Status, message: str, stages: list[str]) -> str:
+    words = message if message.startswith(str(status)) else f"{status}: {message}"
+    where = "" if len(stages) == len(row.outcomes) > 1 else f", {', '.join(stages)}"
+    again = f"kbsub eval {row.file} --only {','.join(stages)}"
+    hint = {
+        Status.TIMEOUT: f". Rerun it alone with: {again} --timeout 900",
+        Status.CRASHED: f". Its output is in the result file (stages.{stages[0]}.log). Rerun it alone with: {again}",
+    }.get(status, "")
+    return f"{name}{where}: {words}{hint}"
 
 
 def speedup(fields: Mapping[str, Any]) -> float | None:
@@ -82,10 +85,12 @@ def speedup(fields: Mapping[str, Any]) -> float | None:
 
 
 def flags(fields: Mapping[str, Any]) -> list[str]:
-    """Upstream's own warnings, in its words."""
+    """Upstream's own warnings, in its words; and who ran the kernels where no GPU did."""
     metadata = (fields.get("official") or {}).get("metadata", {})
     found = ["excessive_speedup (over 10x, upstream's word)"] if metadata.get("excessive_speedup") else []
-    return found + (["error_during_performance"] if "error_during_performance" in metadata else [])
+    found += ["error_during_performance"] if "error_during_performance" in metadata else []
+    hosted = (fields.get("cpu_check") or {}).get("executor") == "host executor"
+    return [*found, "host executor"] if hosted else found
 
 
 def _official_cells(row: Row) -> list[str]:
