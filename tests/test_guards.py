@@ -71,6 +71,7 @@ Old = collections.namedtuple("Old", "a b")
 limits = functools.lru_cache(maxsize=None)(Limits)(0)
 print("a candidate may print", Geometry(1), Old(1, 2), limits)
 """,
+    "imports_for_the_first_time": "import sys\nsys.path.insert(0, '.')\nimport fresh_module_of_test_guards\n" + NATIVE,
     "draws_its_weights": NATIVE.replace("super().__init__()", "super().__init__()\n        torch.rand(3)"),
     "two_step": NATIVE.replace(
         "return self.ln(x)",
@@ -95,7 +96,9 @@ def judged(source: str, disabled: tuple[str, ...] = (), folder: str = "", task: 
 @pytest.fixture(scope="module")
 def nowhere(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The working folder of the forked processes: a twin writes a file where it stands."""
-    return str(tmp_path_factory.mktemp("nowhere"))
+    folder = tmp_path_factory.mktemp("nowhere")
+    (folder / "fresh_module_of_test_guards.py").write_text("VALUE = 1\n")  # its import writes a .pyc here
+    return str(folder)
 
 
 def source_of(twin: str) -> str:
@@ -180,7 +183,7 @@ def test_the_label_of_a_twin_is_what_was_measured(twin: str) -> None:
 TASKS = {
     "dropout": (
         "class Model(torch.nn.Module):\n"
-        "    def forward(self, x):\n        return torch.nn.functional.dropout(x, 0.5, True) * 0 + x\n"
+        "    def forward(self, x):\n        return torch.nn.functional.dropout(x, 0.5, True)\n"
     ),
     "linear": (
         "class Model(torch.nn.Module):\n"
@@ -208,6 +211,11 @@ def test_a_candidate_that_refuses_the_input_is_not_run(nowhere: str) -> None:
     refusing = NATIVE.replace("return self.ln(x)", "raise ValueError('x: must be on a CUDA device')")
     with pytest.raises(RuntimeError, match="refuses the task's own input here: x: must be on a CUDA device"):
         judged(refusing, (), nowhere)
+
+
+def test_an_output_of_another_shape_ends_the_run(nowhere: str) -> None:
+    with pytest.raises(RuntimeError, match=r"the output's shape is \(6, 4, 8\), the reference's is \(6, 4, 8, 8\)"):
+        judged(NATIVE.replace("self.ln(x)", "self.ln(x)[..., 0]"), (), nowhere)
 
 
 def test_a_refused_probe_is_not_checked_rather_than_clean(nowhere: str) -> None:

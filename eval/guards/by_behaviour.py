@@ -150,9 +150,10 @@ def _refill(x: torch.Tensor, new: torch.Tensor, silently: bool) -> None:
     """New contents in the same memory, the first and last few elements kept: a key made of the address, of the version
     counter (`silently` leaves it alone) or of a few sampled elements is the old one."""
     edge = min(8, x.numel() // 4)
-    target = (x.data if silently else x).view(-1)
     with torch.no_grad():
-        target[edge : x.numel() - edge].copy_(new.reshape(-1)[edge : x.numel() - edge])
+        mixed, old = new.reshape(-1).clone(), x.reshape(-1)
+        mixed[:edge], mixed[mixed.numel() - edge :] = old[:edge], old[old.numel() - edge :]
+        (x.data if silently else x).copy_(mixed.view(x.shape))
 
 
 @guard("behaviour", "Does a change of the contents at the same address change the answer?")
@@ -189,6 +190,7 @@ def first_answer_replayed(rig: Rig) -> list[str]:
 
 @guard("behaviour", "Is the answer to the same input the same on every call?")
 def changes_on_call_n(rig: Rig) -> list[str]:
+    rig.require_repeatable()
     pair, inputs = rig.build(), rig.inputs(1)
     first = rig.call(pair, inputs).clone()
     for number in range(2, rig.calls + 1):
@@ -233,6 +235,7 @@ def side_stream_not_joined(rig: Rig) -> list[str]:
     """x is written late on the current stream, the output read at once on it: no work may run beside that order."""
     if rig.device.type != "cuda":
         raise NotApplicable("streams exist on a GPU only")
+    rig.require_repeatable()
     pair, inputs = rig.build(), rig.inputs(1)
     good = inputs[rig.main_index].clone()
     right = rig.call(pair, inputs).clone()

@@ -11,17 +11,23 @@ from typing import Any
 
 import torch
 
+from kbsub.adapters.isolation import JudgeFailure, Status
 from kbsub.eval.guards.findings import guard
-from kbsub.eval.guards.rig import Pair, Rig, nearer
+from kbsub.eval.guards.rig import Pair, Rig, fork_rng, nearer
 from kbsub.eval.guards.watch import Watch
 
 
 def exercise(rig: Rig) -> None:
-    """Construct, then three calls under no_grad and three with grad mode on."""
+    """Construct, then three calls under no_grad and three with grad mode on. JudgeFailure: another output shape."""
     pair = rig.build()
+    with torch.no_grad(), fork_rng():
+        expected = pair.reference(*rig.inputs(1))
     for grad in (False, True):
         for seed in (1, 2, 3):
-            rig.call(pair, rig.inputs(seed), grad=grad)
+            answer = rig.call(pair, rig.inputs(seed), grad=grad)
+            if answer.shape != expected.shape:
+                shapes = f"{tuple(answer.shape)}, the reference's is {tuple(expected.shape)}"
+                raise JudgeFailure(Status.INCORRECT_SHAPE, f"the output's shape is {shapes}")
 
 
 def check_task(watch: Watch, context: dict[str, Any], before: dict[str, Any]) -> None:
@@ -78,6 +84,8 @@ def result_written(rig: Rig) -> list[str]:
 @guard("isolation", "Does the candidate compute its answer rather than look for it?")
 def live_objects_searched(rig: Rig) -> list[str]:
     """A wrong answer lies about under the names evaluators use; who returns it has searched for it."""
+    if rig.reference_draws:
+        return rig.watch.messages("live_objects_searched")  # no decoy: nobody knows the right answer
     pair, inputs = rig.build(), rig.inputs(1)
     decoy = rig.truth(pair, rig.inputs(2)).to(rig.dtype)
     truth = rig.truth(pair, inputs)

@@ -178,8 +178,14 @@ class Rig:
             value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
             for value in inputs
         ]
-        with fork_rng(), torch.no_grad():
-            answer = pair.truth(*wide)
+        self.require_repeatable()
+        try:
+            with fork_rng(), torch.no_grad():
+                answer = pair.truth(*wide)
+        except RuntimeError as error:
+            raise NotApplicable(
+                f"the task's own Model does not run in float64: {str(error).splitlines()[0]}"
+            ) from error
         if not isinstance(answer, torch.Tensor):
             raise JudgeFailure(Status.NOT_RUN, "guards judge tasks that return one tensor")
         return answer
@@ -193,6 +199,10 @@ class Rig:
             before = _generators()
             model(*inputs)
             return any(not torch.equal(old, new) for old, new in zip(before, _generators(), strict=True))
+
+    def require_repeatable(self) -> None:
+        if self.reference_draws:
+            raise NotApplicable("the task draws random numbers in forward, so no two answers need be alike")
 
     def synchronize(self) -> None:
         if self.device.type == "cuda":

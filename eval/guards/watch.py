@@ -161,7 +161,8 @@ class Watch:
             if old != new:
                 label = f"{getattr(owner, '__name__', type(owner).__name__)}.{name}"
                 self.report("backend_flags_changed", f"{self.where} set {label} from {old} to {new}")
-                setattr(owner, name, old)
+                if not isinstance(old, str):
+                    setattr(owner, name, old)
         if now["matmul"] != before["matmul"]:
             self.report("backend_flags_changed", f"{self.where} set the fp32 matmul precision to {now['matmul']}")
             torch.set_float32_matmul_precision(before["matmul"])
@@ -277,6 +278,8 @@ class Watch:
             self.report("result_written", f"{self.where}: {text} {how}")
             return
         real = Path(os.path.realpath(text))
+        if real.parent.name == "__pycache__":
+            return  # an import that the candidate caused
         inside = [folder for folder in self.protected if real == folder or folder in real.parents]
         caches = [folder for folder in self.allowed if folder in real.parents]
         # The nearer folder decides: a working directory inside the temporary folder is still protected.
