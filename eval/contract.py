@@ -5,6 +5,9 @@ over rows and over the 128 threads of a row, and the fused multiply-add is exact
 
 Differences from the device that remain: `rsqrt` is correctly rounded here and approximate there, so rstd may differ
 by two units in the last place and y by what follows from that; mean and M2 are equal in every bit (any NaN equals any NaN).
+
+Credit: the arithmetic follows `layer_norm_kernel.cu` of PyTorch, (c) the PyTorch contributors, BSD-style licence
+(licenses/PYTORCH_251_LICENSE.txt).
 """
 
 from __future__ import annotations

@@ -128,6 +128,18 @@ def test_the_licence_of_the_reference_arithmetic_travels():
     assert "licenses/PYTORCH_251_LICENSE.txt" in (ROOT / "NOTICE").read_text()
 
 
+def test_each_file_that_follows_pytorchs_arithmetic_credits_its_authors():
+    from kbsub.eval.declarations import read_declarations
+
+    following = [ROOT / "eval" / "contract.py"]
+    for table in ROOT.glob("submissions/*/candidates.toml"):
+        rows = read_declarations(table.parent)
+        following += [table.parent / f"{stem}.py" for stem, row in rows.items() if row.contract == "bit-identical"]
+    assert len(following) >= 3
+    silent = [str(f.relative_to(ROOT)) for f in following if "PyTorch contributors" not in f.read_text()]
+    assert not silent, f"credit the PyTorch contributors and name licenses/PYTORCH_251_LICENSE.txt in {silent}"
+
+
 def test_every_relative_link_of_a_paper_leads_somewhere():
     broken = []
     for name, text in tracked().items():
