@@ -28,7 +28,8 @@ def _identity(found: Mapping[str, Any]) -> str:
 
 
 def _stress(found: Mapping[str, Any]) -> str:
-    words = [f"{found[key]} {key}" for key in ("passed", "failed", "refused", "skipped") if found.get(key)]
+    kinds = ("passed", "nearer_than_reference", "apart", "failed", "refused", "skipped")
+    words = [f"{found[key]} {key.replace('_', ' ')}" for key in kinds if found.get(key)]
     return (", ".join(words) or "no case") + _contradictions(found)
 
 

@@ -89,6 +89,7 @@ def judge_many(payload: Mapping[str, Any], progress: Progress) -> dict[str, Any]
         cases = [case for case in cases if case.oracle]
     cases = select(cases, payload.get("only") or ())
     if device.type == "cuda":
+        device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
         torch.cuda.set_device(device)
     entrants, failed = _load([{**payload, **each} for each in payload["candidates"]], task)
     hosted = bool(payload.get("host_executor")) and any(who.hosted for who in entrants)

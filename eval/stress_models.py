@@ -91,6 +91,7 @@ class Workshop:
         self.modules = task.modules()
         self._formula: bool | None = None
         self._own_inputs: list[Any] = []
+        self._reference: tuple[Any, torch.nn.Module | None] = (None, None)  # the last one built
 
     def init(self, shape: Shape) -> tuple[Any, ...]:
         """Constructor arguments, cast as upstream casts them."""
@@ -99,7 +100,19 @@ class Workshop:
         return tuple(self.task.cast(arguments, self.device))
 
     def reference(self, case: Case) -> torch.nn.Module:
-        """The task's Model with the parameters and eps of this case. Raises NotApplicable."""
+        """The task's Model with the parameters and eps of this case, kept until another is asked for.
+
+        Raises NotApplicable.
+        """
+        key = (case.shape, case.parameters, case.eps)
+        if self._reference[0] == key and self._reference[1] is not None:
+            return self._reference[1]
+        self._reference = (None, None)
+        model = self._new_reference(case)
+        self._reference = (key, model)
+        return model
+
+    def _new_reference(self, case: Case) -> torch.nn.Module:
         arguments = self.init(case.shape)
         torch.manual_seed(SEED)  # after init, before the constructor: the same draw as the candidate's
         model: torch.nn.Module = self._place(self.modules.Model(*arguments))

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import kbsub.submissions
 from kbsub.adapters.task import load_local_task, load_task
 from kbsub.eval import stress
 from kbsub.eval.stress_cases import suite
@@ -250,3 +251,29 @@ def test_the_oracle_stage_gives_three_keys_a_case():
     assert set(record) == {"+1000/initial/eps1e-05", "+1000/random/eps1e-05"}
     for case in record.values():
         assert {"reference_max_abs", "candidate_max_abs", "nearer"} <= set(case)
+
+
+def hosted(text: str) -> dict[str, str]:
+    """The classes of a CUDA candidate whose kernels are executed on the CPU, on a few cases."""
+    only = [
+        "normal/random/*",
+        "+1000/random/eps1e-05",
+        "alternating_1e18/random/eps0",
+        "shape_width_4/*",
+        "run_twice/*",
+    ]
+    candidate = {"stem": "hosted", "candidate_source": text, "declaration": {"contract": "bit-identical"}}
+    payload = {**COMMON, "host_executor": True, "candidates": [candidate], "only": only}
+    rows = stress.judge_many(payload, lambda event: None)["stress"]["hosted"]["cases"]
+    return {row["name"]: row["class"] for row in rows}
+
+
+REFERENCE_ORDER = Path(next(iter(kbsub.submissions.__path__))) / "level1_40" / "reference_order.py"
+ONE_BIT = ("const float r = rstd[row];", "const float r = rstd[row] * 1.0000002f;")
+
+
+def test_a_kernel_executed_on_the_cpu_is_held_to_the_bits_of_cudas_order():
+    text = REFERENCE_ORDER.read_text("utf-8")
+    assert set(hosted(text).values()) == {"pass"}
+    assert text.count(ONE_BIT[0]) == 1, "the kernel has changed: plant the fault anew"
+    assert hosted(text.replace(*ONE_BIT))["normal/random/eps1e-05"] == "fail", "one bit off, far inside the tolerance"
