@@ -1,4 +1,4 @@
-"""Upstream's baseline files (`baseline_time_torch.json` ...): same names, same nesting, the numbers by its own function.
+"""Upstream's baseline files (`baseline_time_torch.json` ...): same names, same nesting, numbers by its own function.
 
 `{"level1": {"40_LayerNorm.py": {mean, std, min, max, num_trials, hardware, device, precision}}}`: the first seven are
 what upstream's measure_ref_program_time returned; `precision` is added, because the files upstream ships are bf16 and
