@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
-import io
 import re
 import sys
 import tempfile
@@ -125,8 +124,8 @@ def build_folder(candidate: str) -> Path:
     return folder
 
 
-class _Listener(io.TextIOBase):
-    """Passes upstream's verbose lines on, and says where it is: which trial, which seed."""
+class _Listener:
+    """stdout that passes upstream's verbose lines on and says where it is: which trial, which seed."""
 
     def __init__(self, stream: Any, progress: Callable[[dict[str, Any]], None]) -> None:
         self.stream, self.progress = stream, progress
@@ -139,8 +138,8 @@ class _Listener(io.TextIOBase):
             self._read(line)
         return len(text)
 
-    def flush(self) -> None:
-        self.stream.flush()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)  # `buffer`, `encoding`, `fileno` ...: a candidate finds the real stdout's
 
     def _read(self, line: str) -> None:
         if line.startswith("[Eval] Loading and Compiling New Model"):

@@ -8,12 +8,13 @@ candidate on the CPU as a *local check* under another key. Must not know stress,
 from __future__ import annotations
 
 import math
+import traceback
 from pathlib import Path
 from typing import Any
 
 from kbsub.adapters import environment, evaluator
 from kbsub.adapters.candidate import cuda_source_of, source_problem
-from kbsub.adapters.isolation import JudgeFailure, Status
+from kbsub.adapters.isolation import JudgeFailure, Status, is_out_of_memory
 from kbsub.adapters.task import Task, task_from_payload
 from kbsub.eval.floors import copy_bandwidth, memory_floor_ms
 
@@ -33,6 +34,7 @@ def judge(payload: dict[str, Any], progress: Any) -> dict[str, Any]:
     task = task_from_payload(payload)
     if payload["device"] == "cpu":
         return _judge_on_cpu(payload, task, progress)
+    device = payload["device"] if ":" in payload["device"] else f"{payload['device']}:0"
     if not payload.get("kernelbench"):
         raise JudgeFailure(Status.NOT_RUN, "upstream's evaluator needs the verified checkout; get it with: kbsub fetch")
     import torch
@@ -42,10 +44,9 @@ def judge(payload: dict[str, Any], progress: Any) -> dict[str, Any]:
     upstream = evaluator.import_upstream(Path(payload["kernelbench"]))
     found: dict[str, Any] = {"official": None}
     try:
-        returned = evaluator.evaluate(upstream, task, payload["candidate_source"], payload["device"], progress)
-    except BaseException as error:
-        found["environment"] = environment.facts(payload["device"], upstream.stand_ins)
-        raise _escaped(error, found) from error
+        returned = evaluator.evaluate(upstream, task, payload["candidate_source"], device, progress)
+    except Exception as error:
+        raise _escaped(error, {**found, **_facts(device, upstream)}) from error
     found |= verbatim(upstream, returned)
     status, reason = status_of(found["official"])
     if found["official"]["metadata"].get("compilation_error_name") == "SyntaxError":
@@ -53,9 +54,8 @@ def judge(payload: dict[str, Any], progress: Any) -> dict[str, Any]:
         reason = source_problem(payload["candidate_source"]) or reason
     found["verdict"] = {"status": status.value, "reason": reason}
     progress({"stage": "floor"})
-    found["floors"] = memory_floor(task, payload["device"])
-    found["environment"] = environment.facts(payload["device"], upstream.stand_ins)
-    return found
+    found["floors"] = memory_floor(task, device)
+    return found | _facts(device, upstream)
 
 
 def verbatim(upstream: evaluator.Upstream, returned: Any) -> dict[str, Any]:
@@ -155,12 +155,17 @@ def _judge_on_cpu(payload: dict[str, Any], task: Task, progress: Any) -> dict[st
     return {**check, "environment": environment.facts("cpu")}
 
 
-def _escaped(error: BaseException, found: dict[str, Any]) -> BaseException:
-    """An exception that upstream let through, as a row of its own; out of memory and sys.exit keep their own words."""
-    from kbsub.adapters.isolation import is_out_of_memory
+def _facts(device: str, upstream: evaluator.Upstream) -> dict[str, Any]:
+    """{environment: facts}; {} after an error that left the device unusable, so that it hides no verdict."""
+    try:
+        return {"environment": environment.facts(device, upstream.stand_ins)}
+    except Exception:
+        traceback.print_exc()
+        return {}
 
-    if not isinstance(error, Exception):
-        return error
+
+def _escaped(error: Exception, found: dict[str, Any]) -> JudgeFailure:
+    """An exception that upstream let through, as a row of its own with what is known until then."""
     status = Status.OUT_OF_MEMORY if is_out_of_memory(error) else Status.RUNTIME_ERROR
     text = f"{type(error).__name__}: {error}".split("\nCUDA kernel errors might")[0]
     return JudgeFailure(status, f"escaped upstream's evaluator, no verdict: {text[:1000]}", found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +12,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from kbsub.adapters.isolation import Outcome, Status
 from kbsub.eval import machine_facts
 from kbsub.eval.cli import app
+from kbsub.eval.runner import Row, _record
+from kbsub.eval.stages import STAGES
 
 REFERENCE = """
 import torch
@@ -192,3 +196,29 @@ def test_parent_does_not_import_torch() -> None:
     """`kbsub --help` answers at once, and the parent never pays for what its children import again."""
     code = "import sys, kbsub.eval.cli, kbsub.eval.runner, kbsub.eval.verdict_table; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_without_a_checkout_the_task_is_embedded(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No network, no checkout: the run says so, works on the restated task, and certifies nothing."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
+    monkeypatch.delenv("KERNELBENCH_DIR", raising=False)
+    out = tmp_path / "out.json"
+    code, output = invoke(str(folder / "cuda_file.py"), "--out", str(out))
+    assert code == 0 and "kbsub fetch" in output and "Nothing official was certified" in output
+    assert json.loads(out.read_text())["task"]["provenance"] == "embedded"
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="g++: the host executor compiles with it")
+def test_host_executor_is_never_called_official(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    code, output = invoke("split_flat", "--device", "cpu", "--only", "official", "--out", str(out))
+    row = json.loads(out.read_text())["candidates"]["split_flat"]
+    assert (code, row["status"], row["official"]) == (0, "OK", None), output
+    assert row["cpu_check"]["executor"] == "host executor" and "not an official verdict" in row["reason"]
+
+
+def test_malformed_stage_costs_only_itself() -> None:
+    row = Row(Path("x.py"), "x", {"sha256": "0", "contract": None, "precision": "fp32", "status": "OK", "stages": {}})
+    _record(row, STAGES["stress"], Outcome(Status.OK, {"passed": "many"}, "", "", 1.0))
+    assert row.fields["stages"]["stress"]["status"] == "RUNTIME_ERROR"
+    assert "stress" not in row.fields and row.failed
