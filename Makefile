@@ -21,8 +21,9 @@ DRIVER := $(or $(shell nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: *\([0-
 endif
 # The pin of the CPU runs. Where a driver is found, the newest torch that fits it is what one wants to measure.
 TORCH ?= $(if $(filter none,$(DRIVER)),torch==2.13.0,torch>=2.9)
-# A driver of CUDA 12 cannot run the CUDA 13 build that plain `torch` is; PyTorch keeps its CUDA 12 builds apart.
-TORCH_INDEX ?= $(if $(filter 12,$(DRIVER)),https://download.pytorch.org/whl/cu126)
+# A driver of CUDA 12 cannot run the CUDA 13 build that plain `torch` is; PyTorch keeps its CUDA 12 builds apart. Those
+# for 12.8 bring an NVRTC that knows every architecture compiled for here; older ones would clash with the extra.
+TORCH_INDEX ?= $(if $(filter 12,$(DRIVER)),https://download.pytorch.org/whl/cu128)
 # Without a driver the CUDA 13 wheels still compile every kernel for every architecture.
 EXTRAS := test,cuda$(if $(filter none,$(DRIVER)),13,$(if $(filter 12,$(DRIVER)),12,13))
 ifneq ($(filter 8 9 10 11,$(DRIVER)),)
@@ -60,8 +61,11 @@ $(READY):
 	@echo "installing $(TORCH) and kb-submissions[$(EXTRAS)] into $(VENV) (CUDA driver: $(DRIVER))"
 ifneq ($(TORCH_INDEX),)
 	@$(PY) -m pip install -qq --index-url '$(TORCH_INDEX)' '$(TORCH)'
-endif
+	@$(PY) -m pip freeze | grep '^torch==' >$(VENV)/torch.txt
+	@$(PY) -m pip install -qq --constraint $(VENV)/torch.txt -e '.[$(EXTRAS)]'
+else
 	@$(PY) -m pip install -qq '$(TORCH)' -e '.[$(EXTRAS)]'
+endif
 	@rm -f $(VENV)/.ready-* && touch $@
 endif
 
