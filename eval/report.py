@@ -1,4 +1,4 @@
-"""Remakes every table and plot of the papers from the committed result files.
+"""Remakes every table and plot of the papers from the committed result files (and docs/result.schema.json).
 
 A paper (a Markdown file) marks where a table goes:
 
@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kbsub.eval import manifest, plots, report_tables, tables
+from kbsub.eval import manifest, plots, report_tables, schema, tables
 from kbsub.eval.result import Result, read_result
 
 MARKER = re.compile(
@@ -184,6 +184,8 @@ def out_of_date(root: Path) -> list[str]:
     stale += [
         f"{p.relative_to(root)}" for p, r, name, precision in wanted_plots(root) if plots.stale(r, name, precision, p)
     ]
+    if (root / "docs").is_dir() and not schema.is_current(root / schema.FILE):
+        stale.append(schema.FILE.as_posix())
     for folder in result_folders(root):
         if not (folder / manifest.NAME).is_file() or manifest.check_manifest(folder):
             stale.append(f"{(folder / manifest.NAME).relative_to(root)}")
@@ -201,6 +203,9 @@ def remake(root: Path, *, force: bool = False) -> list[str]:
         if text != path.read_text("utf-8"):
             _write(path, text)
             written.append(str(path.relative_to(root)))
+    if (root / "docs").is_dir() and not schema.is_current(root / schema.FILE):
+        _write(root / schema.FILE, schema.text())
+        written.append(schema.FILE.as_posix())
     for folder in result_folders(root):
         if not (folder / manifest.NAME).is_file() or manifest.check_manifest(folder):
             written.append(str(manifest.write_manifest(folder).relative_to(root)))

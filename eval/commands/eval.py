@@ -11,7 +11,10 @@ import typer
 def command(
     candidates: Annotated[
         list[str] | None,
-        typer.Argument(help="Candidate files, or names in submissions/<task>; default: every one of the task."),
+        typer.Argument(
+            help="Candidate files, or names in submissions/<task>; default: every one of the task. Or one run folder "
+            "of level_L_problem_P_sample_S_kernel.py files: a batch that can be interrupted and goes on."
+        ),
     ] = None,
     task: Annotated[str, typer.Option(help="level<L>_<id>, or the path of a reference program.")] = "level1_40",
     precision: Annotated[str, typer.Option(help="fp32, fp16 or bf16.")] = "fp32",
@@ -21,6 +24,8 @@ def command(
     device: Annotated[str, typer.Option(help="cuda, cuda:<index>, or cpu through the host executor.")] = "",
     full: Annotated[bool, typer.Option("--full", help="With --device cpu: the official shape.")] = False,
     kernelbench: Annotated[Path | None, typer.Option(help="The checkout; default: as kbsub fetch left it.")] = None,
+    gpus: Annotated[int, typer.Option(help="For a run folder: GPUs of this machine, a row at a time each.", min=1)] = 1,
+    scheduler: Annotated[str, typer.Option(help="For a run folder: a dask scheduler that is already running.")] = "",
 ) -> None:
     """Judge candidates: KernelBench's own verdict, then this project's checks; a table and a JSON.
 
@@ -57,6 +62,9 @@ def command(
         console.print(f"[yellow]{error}[/yellow]", highlight=False)
     except CheckoutError as error:
         _stop(2, str(error))
+    if candidates and len(candidates) == 1 and Path(candidates[0]).is_dir():
+        where = (device or "cuda") if gpu or scheduler else "cpu"
+        raise typer.Exit(_batch(Path(candidates[0]), where, precision, timeout, checkout, gpus, scheduler, console))
     try:
         plan = Plan(
             task=resolve_task(task, kernelbench=checkout, precision=precision),
@@ -79,6 +87,30 @@ def command(
         _stop(2, str(error))
     _summary(console, plan, rows, target)
     raise typer.Exit(1 if failures(rows) else 0)
+
+
+def _batch(
+    folder: Path,
+    device: str,
+    precision: str,
+    timeout: float,
+    checkout: Path | None,
+    gpus: int,
+    scheduler: str,
+    console: Any,
+) -> int:
+    """A KernelBench run folder: every sample, the official stage only."""
+    from kbsub.eval.batch import BatchError, Settings
+    from kbsub.eval.batch_command import run_folder
+
+    settings = Settings(precision, device, timeout, str(checkout) if checkout else None)
+    cpu_workers = gpus if device == "cpu" and gpus > 1 else None
+    try:
+        return run_folder(
+            folder, settings, gpus=gpus, scheduler=scheduler or None, workers=cpu_workers, console=console
+        )
+    except BatchError as error:
+        _stop(2, str(error))
 
 
 def _files(names: list[str], task: str) -> tuple[Path, ...]:
