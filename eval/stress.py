@@ -368,4 +368,7 @@ def _still_usable(device: torch.device, error: BaseException) -> None:
 
 
 def _short(error: BaseException) -> str:
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"[:400]
+    """The kind of an exception, its first line and the first errors of a compiler's log, on one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    shown = lines[:1] + [line for line in lines[1:] if "error:" in line][:2]
+    return f"{type(error).__name__}: {' | '.join(shown) or 'no message'}"[:400]
