@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from rich import box
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -16,25 +17,40 @@ from kbsub.eval.stages import STAGES
 _COLOURS = {Status.OK: "green", Status.NOT_RUN: "yellow"}
 
 
+# Heading and side of the official table's columns; a column that no row fills is left out.
+_COLUMNS: tuple[tuple[str, Literal["left", "right"]], ...] = (
+    ("candidate", "left"),
+    ("status", "left"),
+    ("compiled", "left"),
+    ("correct", "left"),
+    ("trials", "left"),
+    ("ms", "right"),
+    ("reference\nms", "right"),
+    ("speedup", "right"),
+    ("floor\n%", "right"),
+    ("flags", "left"),
+)
+WIDTH = 140  # what the tables need; on a narrower terminal its own line wrap loses less than folded cells
+
+
 def official_table(plan: Plan, rows: Sequence[Row]) -> Table:
     """Upstream's words; on a CPU the same columns, titled as the local check that they are."""
     certified = any(row.fields.get("official") for row in rows)
-    title = (
-        f"Official verdict, KernelBench's own evaluator: {plan.task.slug}, {plan.precision} ({plan.task.provenance})"
-    )
-    if not certified:
-        title = f"Nothing official, local check only: {plan.task.slug}, {plan.precision} ({plan.task.provenance})"
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
-    table.add_column("candidate", no_wrap=True)
-    table.add_column("status", no_wrap=True)
-    for column in ("compiled", "correct", "trials"):
-        table.add_column(column)
-    for column in ("ms", "reference ms", "speedup", "floor %"):
-        table.add_column(column, justify="right")
-    table.add_column("flags")
-    for row in rows:
-        table.add_row(*_official_cells(row))
+    title = "Official verdict, KernelBench's own evaluator" if certified else "Nothing official, local check only"
+    title += f": {plan.task.slug}, {plan.precision}\n({plan.task.provenance})"
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", padding=(0, 1, 0, 0))
+    cells = [_official_cells(row) for row in rows]
+    filled = [index for index in range(len(_COLUMNS)) if any(line[index] for line in cells)]
+    for heading, side in (_COLUMNS[index] for index in filled):
+        table.add_column(heading, justify=side, no_wrap=heading != "flags")
+    for line in cells:
+        table.add_row(*(line[index] for index in filled))
     return table
+
+
+def print_wide(console: Console, table: Table) -> None:
+    """Print a table at the width it needs, whatever the terminal's."""
+    console.print(table, width=max(console.width, WIDTH), crop=False, overflow="ignore", no_wrap=True)
 
 
 def added_table(rows: Sequence[Row]) -> Table | None:
@@ -42,7 +58,8 @@ def added_table(rows: Sequence[Row]) -> Table | None:
     names = [name for name in STAGES if name != "official" and any(name in row.outcomes for row in rows)]
     if not names:
         return None
-    table = Table(title="Beyond the official check (never part of it)", box=box.SIMPLE_HEAD, title_justify="left")
+    title = "Beyond the official check (never part of it)"
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", padding=(0, 1, 0, 0))
     table.add_column("candidate", no_wrap=True)
     for name in names:
         table.add_column(f"{name}, equal_nan=True" if name == "stress" else name)
@@ -87,7 +104,7 @@ def speedup(fields: Mapping[str, Any]) -> float | None:
 def flags(fields: Mapping[str, Any]) -> list[str]:
     """Upstream's own warnings, in its words; and who ran the kernels where no GPU did."""
     metadata = (fields.get("official") or {}).get("metadata", {})
-    found = ["excessive_speedup (over 10x, upstream's word)"] if metadata.get("excessive_speedup") else []
+    found = ["over 10x (upstream's word)"] if metadata.get("excessive_speedup") else []
     found += ["error_during_performance"] if "error_during_performance" in metadata else []
     hosted = (fields.get("cpu_check") or {}).get("executor") == "host executor"
     return [*found, "host executor"] if hosted else found

@@ -115,7 +115,7 @@ def test_trials_are_announced_with_their_seeds(through_upstream: Any) -> None:
 @pytest.mark.kernelbench
 def test_ten_times_flag_is_upstreams_word(through_upstream: Any) -> None:
     """The reference sleeps 2 ms: a candidate that does not is over 10x, one that does too is not."""
-    assert flags(through_upstream["correct"]["value"]) == ["excessive_speedup (over 10x, upstream's word)"]
+    assert flags(through_upstream["correct"]["value"]) == ["over 10x (upstream's word)"]
     assert flags(through_upstream["slow"]["value"]) == []
 
 

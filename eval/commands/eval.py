@@ -179,14 +179,14 @@ class _Show:
 
 def _summary(console: Any, plan: Any, rows: Any, target: Path) -> None:
     """Official first and apart, then the rest, then every line a person must act on."""
-    from kbsub.eval.verdict_table import added_table, explanations, official_table
+    from kbsub.eval.verdict_table import added_table, explanations, official_table, print_wide
 
     console.print()
     if "official" in plan.stages:
-        console.print(official_table(plan, rows))
+        print_wide(console, official_table(plan, rows))
     added = added_table(rows)
     if added is not None:
-        console.print(added)
+        print_wide(console, added)
     for line in explanations(rows):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     certified = sum(bool(row.fields.get("official")) for row in rows)
