@@ -50,7 +50,8 @@ def official_table(plan: Plan, rows: Sequence[Row]) -> Table:
 
 def print_wide(console: Console, table: Table) -> None:
     """Print a table at the width it needs, whatever the terminal's."""
-    console.print(table, width=max(console.width, WIDTH), crop=False, overflow="ignore", no_wrap=True)
+    wide = Console(file=console.file, width=max(console.width, WIDTH), force_terminal=console.is_terminal)
+    wide.print(table)
 
 
 def added_table(rows: Sequence[Row]) -> Table | None:
