@@ -26,6 +26,7 @@ from kbsub.eval.bench_plan import (
     read_bench_file,
 )
 from kbsub.eval.bench_record import store
+from kbsub.eval.machine import CpuMachine
 from kbsub.eval.machine_facts import submissions_folder
 from kbsub.eval.result import Result, read_result
 from kbsub.eval.timing import TimingProtocol
@@ -347,3 +348,89 @@ def test_sample_flags():
 
 def test_no_gpu_is_said():
     assert quality.snapshot(None) == {"available": False, "reason": "no NVIDIA GPU"}
+
+
+# ---- upstream's methods inside the child, with a stand-in for the GPU ----
+
+
+class StandInGpu(CpuMachine):
+    """The CPU where the child expects a GPU: it "captures graphs" by calling again."""
+
+    graphs = True
+
+
+@pytest.mark.kernelbench
+def test_the_child_calls_upstreams_methods_for_candidates_and_baselines_alike(kernelbench, reference, monkeypatch):
+    import contextlib
+    from types import SimpleNamespace
+
+    import torch
+
+    from kbsub.adapters.evaluator import import_upstream
+    from kbsub.eval import baselines, bench_child
+
+    timing = import_upstream(kernelbench.path).module.timing
+
+    class Event:
+        def __init__(self, **options):
+            self.options = options
+
+        def record(self):
+            return None
+
+        def elapsed_time(self, other):
+            return 0.12345
+
+    cuda = SimpleNamespace(
+        device=lambda device: contextlib.nullcontext(),
+        synchronize=lambda device=None: None,
+        empty_cache=lambda: None,
+        get_device_name=lambda device: "stand-in",
+        Event=Event,
+    )
+    monkeypatch.setattr(timing, "torch", SimpleNamespace(cuda=cuda, device=torch.device))
+    monkeypatch.setattr(timing, "clear_l2_cache", lambda device=None: None)
+    monkeypatch.setattr(bench_child, "machine_for", lambda device: StandInGpu())
+    monkeypatch.setitem(baselines.BASELINES, "own_graphs", baselines.Baseline("replays graphs itself", own_graphs=True))
+    payload = {
+        "task": f"local:{reference}",
+        "kernelbench": str(kernelbench.path),
+        "device": "cuda",
+        "methods": ["graph_replay", "cuda_event", "host_time"],
+        "protocol": {"rounds": 9, "trials": 20, "passes": 10},
+        "budget_s": 60.0,
+        "floors": None,
+        "sources": {"honest": MODEL.format(body="")},
+        "scenes": [
+            {"key": "official", "precision": "fp32", "candidates": ["honest"], "baselines": ["eager", "own_graphs"]}
+        ],
+    }
+    events = []
+    bench_child.run(payload, events.append)
+    final = [event["bench"] for event in events if event.get("bench", {}).get("finished")][-1]
+    for name in ("honest", "eager", "own_graphs"):
+        row = final["rows"][name]
+        assert row["status"] == "OK", row
+        stats = row["timing"]["cuda_event"]
+        assert (stats["trials"], stats["mean_ms"]) == (20, 0.123), "20 trials; upstream rounds to 3 digits"
+        assert stats["samples_ms"] == [0.12345] * 20 and row["timing"]["host_time"]["trials"] == 20
+        assert ("graph_replay" in row["timing"]) is (name != "own_graphs")
+    assert final["upstream_methods"] == "called from the checkout, unmodified"
+    assert sorted(final["series"]["cuda_event"]["orders"][0]) == [0, 1, 2]
+
+
+def test_bench_command_writes_json_table_and_picture(reference, tmp_path):
+    from typer.testing import CliRunner
+
+    from kbsub.eval.cli import app
+
+    (tmp_path / "mine.py").write_text(MODEL.format(body=""))
+    out = tmp_path / "out" / "task.json"
+    call = ["bench", str(tmp_path / "mine.py"), "--task", str(reference), "--device", "cpu", "--allow-unverified"]
+    outcome = CliRunner().invoke(app, [*call, "--baselines", "eager", "--rounds", "8", "--out", str(out)])
+    assert outcome.exit_code == 0, outcome.output
+    assert "these times say nothing about a GPU" in outcome.output
+    assert "timed without an official pass" in outcome.output
+    assert sorted(path.name for path in out.parent.iterdir()) == ["task.json", "task_time.png", "task_timing.md"]
+    refused = CliRunner().invoke(app, [*call[:-1], "--baselines", "none", "--out", str(tmp_path / "none.json")])
+    assert "no official verdict is stored for mine" in refused.output and not (tmp_path / "none.json").exists()
