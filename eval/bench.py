@@ -45,7 +45,7 @@ class Record:
             found[stem] = {"status": Status.NOT_RUN.value, "reason": reason}
         missing = self.skipped.get(scene.id) or self.failure or "the run ended before it"
         for name in (*scene.candidates, *scene.baselines):
-            found.setdefault(name, {"status": Status.NOT_RUN.value, "reason": missing})
+            found.setdefault(name, {"status": Status.NOT_RUN.value, "reason": missing, "missing": True})
         return found
 
 

@@ -287,7 +287,7 @@ class SceneRun:
                 captured[name] = value
         series = replay_rounds(captured, self.machine, self.scene, self.protocol, self._guard, self._out_of_time)
         method = GRAPH_REPLAY if self.machine.graphs else CPU_REHEARSAL
-        self._store(method, series, lambda samples: replay_statistics(samples, self.protocol))
+        self._store(method, series, lambda name, samples: replay_statistics(samples, self.protocol))
 
     def _upstream(self, method: str, function: Callable[..., list[float]]) -> None:
         calls = {name: program.call for name, program in self.programs.items()}
@@ -297,18 +297,20 @@ class SceneRun:
         self._store(
             method,
             series,
-            lambda samples: upstream_statistics(samples, self.bench.get_stats(samples), self.protocol),
+            lambda name, samples: upstream_statistics(
+                samples, series.passes[name], self.bench.get_stats(samples), self.protocol
+            ),
         )
 
     def _out_of_time(self) -> bool:
         return self.bench.used() >= 1.0
 
-    def _store(self, method: str, series: Series, statistics: Callable[[list[float]], dict[str, Any]]) -> None:
+    def _store(self, method: str, series: Series, statistics: Callable[[str, list[float]], dict[str, Any]]) -> None:
         self.series[method] = {"names": series.names, "orders": series.orders, "seconds": round(series.seconds, 3)}
         for name, samples in series.samples.items():
             if name in self.programs and samples:
-                stats = statistics(samples)
-                stats["flags"] = quality.sample_flags(stats)
+                stats = statistics(name, samples)
+                stats["flags"] = quality.sample_flags(stats, len(samples))
                 self.rows[name]["timing"][method] = stats
         self._emit()
 

@@ -140,6 +140,34 @@ def read_candidate(path: Path) -> CandidateFile:
     return CandidateFile(path.stem, source, declared.contract, tuple(declared.precision))
 
 
+def candidate_files(names: Sequence[str], folder: Path | None) -> list[Path]:
+    """The files a person names: paths, or stems of the task's folder; without names every one the folder declares.
+
+    Raises PlanError for a name that is no file, for two of one stem, and when there is nothing to choose from.
+    """
+    from kbsub.eval.declarations import FILE_NAME, read_declarations
+
+    declared = folder is not None and (folder / FILE_NAME).is_file()
+    if not names:
+        if folder is None or not declared:
+            raise PlanError(f"{folder or 'this task'}: declares no candidates ({FILE_NAME}); name the files to time")
+        return [folder / f"{stem}.py" for stem in read_declarations(folder)]
+    found = []
+    for name in names:
+        path = Path(name)
+        if not path.is_file() and folder is not None and path.parent == Path("."):
+            path = folder / f"{path.stem}.py"
+        if not path.is_file():
+            raise PlanError(
+                f"{name}: no such candidate file" + (f", and none of that name in {folder}" if folder else "")
+            )
+        found.append(path)
+    stems = [path.stem for path in found]
+    if twice := sorted({stem for stem in stems if stems.count(stem) > 1}):
+        raise PlanError(f"{twice[0]}: two files of one name would share a row; time them in two runs")
+    return found
+
+
 def choose_shapes(wanted: str, bench: BenchFile) -> list[ShapeSpec | None]:
     """The scenes of --shapes: "official" (None), "all", or keys joined by commas. PlanError for an unknown key."""
     known = {shape.key: shape for shape in bench.shapes}

@@ -62,6 +62,8 @@ def _floors(record: Record) -> Floors:
 def _join(result: Result, record: Record) -> None:
     for scene in record.plan.scenes:
         for name, row in record.rows(scene).items():
+            if row.get("missing"):
+                continue  # nothing was found out about it yet: what is stored stays as it is
             if name in BASELINES:
                 _join_baseline(result, scene, name, row, record.run)
             else:

@@ -101,12 +101,12 @@ def machine_flags(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[s
     return flags
 
 
-def sample_flags(statistics: Mapping[str, Any]) -> list[str]:
+def sample_flags(statistics: Mapping[str, Any], taken: int) -> list[str]:
     """What the samples of one program say against their own median (keys of timing.spread)."""
     flags = []
     if statistics["relative_iqr"] > NOISY_IQR:
         flags.append(f"noisy: relative IQR {statistics['relative_iqr']:.1%}")
-    needed, taken = statistics.get("samples_for_half_percent"), len(statistics["samples_ms"])
+    needed = statistics.get("samples_for_half_percent")
     if needed is None:
         flags.append("one sample only")
     elif needed > taken:

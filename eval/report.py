@@ -72,6 +72,12 @@ def _shapes(result: Result, request: Request) -> str:
     return tables.shapes_table(result, names, precisions).markdown()
 
 
+def _floors(result: Result, request: Request) -> str:
+    chosen = (report_tables.best(result, "bit-identical"), report_tables.best(result, accurate=True), "compile_default")
+    names = request.candidates or [name for name in dict.fromkeys(chosen) if name]
+    return tables.floors_table(result, names, request.precisions[0]).markdown()
+
+
 def _verdicts(result: Result, request: Request) -> str:
     chosen = (report_tables.best(result, "bit-identical"), report_tables.best(result, accurate=True))
     names = request.candidates or [name for name in dict.fromkeys(chosen) if name]
@@ -118,6 +124,7 @@ SECTIONS: Mapping[str, Callable[[Result, Request], str]] = {
     "checks": _checks,
     "timing": _timing,
     "verdicts": _verdicts,
+    "floors": _floors,
     "shapes": _shapes,
     "oracle": _oracle,
     "bandwidth": _bandwidth,

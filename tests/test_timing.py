@@ -293,8 +293,11 @@ def test_samples_needed_for_half_a_percent():
 
 def test_upstream_numbers_stay_upstreams():
     stats = {"mean": 0.315, "std": 0.0021, "min": 0.311, "max": 0.33, "num_trials": 100}
-    stored = upstream_statistics([0.3149] * 100, stats, TimingProtocol())
+    stored = upstream_statistics([0.3149] * 100, [0.3149] * 10, stats, TimingProtocol())
     assert [stored[key] for key in ("mean_ms", "std_ms", "min_ms", "max_ms", "trials")] == list(stats.values())
+    assert len(stored["samples_ms"]) == 100 and len(stored["pass_medians_ms"]) == 10
+    many = upstream_statistics([0.3149] * 5000, [0.3149] * 10, stats, TimingProtocol())
+    assert "samples_ms" not in many and many["samples"] == 5000, "do_bench's thousands do not belong into a file"
 
 
 def test_protocol_refuses_nonsense():

@@ -48,9 +48,16 @@ def command(
     from kbsub.adapters.task import PRECISIONS, TaskError, resolve_task
     from kbsub.eval.baselines import DEFAULT_BASELINES, require_known
     from kbsub.eval.bench import run_bench
-    from kbsub.eval.bench_plan import Plan, choose_methods, choose_shapes, plan_scenes, read_bench_file, read_candidate
+    from kbsub.eval.bench_plan import (
+        Plan,
+        candidate_files,
+        choose_methods,
+        choose_shapes,
+        plan_scenes,
+        read_bench_file,
+        read_candidate,
+    )
     from kbsub.eval.bench_record import store
-    from kbsub.eval.commands.eval import _files
     from kbsub.eval.machine_facts import gpu_folder, gpu_name, submissions_folder
     from kbsub.eval.result import ResultError, read_result
     from kbsub.eval.timing import TimingProtocol
@@ -69,8 +76,9 @@ def command(
         resolved = resolve_task(task, kernelbench=checkout, precision=precisions[0])
         target = out or Path("runs") / gpu_folder(gpu) / f"{resolved.slug}.json"
         stored = read_result(target) if target.exists() else None
-        files = [read_candidate(path) for path in _files(candidates or [], task)]
-        bench_file = read_bench_file(submissions_folder(resolved.slug))
+        folder = Path(task.removeprefix("local:")).parent if resolved.level == 0 else submissions_folder(resolved.slug)
+        files = [read_candidate(path) for path in candidate_files(candidates or [], folder)]
+        bench_file = read_bench_file(folder)
         names = {"all": list(DEFAULT_BASELINES), "none": []}.get(baselines) or baselines.split(",")
         chosen = [] if baselines == "none" else require_known(names)
         plan = Plan(
@@ -104,7 +112,7 @@ def command(
     except KeyboardInterrupt:
         console.print(f"interrupted; every finished method is in {target}", style="yellow", highlight=False)
         raise typer.Exit(130) from None
-    _summary(console, plan, record, target)
+    _summary(console, plan, record, target, show.said)
     failed = [
         name
         for scene in plan.scenes
@@ -120,6 +128,7 @@ class _Show:
     def __init__(self, console: Any) -> None:
         self.console = console
         self.status = console.status("starting") if console.is_terminal else None
+        self.said: set[tuple[str, str]] = set()  # programs whose end was printed when it happened
 
     def __enter__(self) -> None:
         if self.status is not None:
@@ -136,6 +145,7 @@ class _Show:
             self.status.update(describe_event(event))
         bench = event.get("bench", {})
         if bench.get("kind") == "dropped":
+            self.said.add((bench["scene"], bench["name"]))
             words = f"{bench['scene']}: {bench['name']}: {bench['status']}: {bench['reason']}"
             self.console.print(words, markup=False, highlight=False, soft_wrap=True)
         elif bench.get("kind") == "scene" and bench["finished"]:
@@ -143,17 +153,17 @@ class _Show:
             self.console.print(f"{bench['scene']}: {timed} programs timed", highlight=False)
 
 
-def _summary(console: Any, plan: Any, record: Any, target: Path) -> None:
+def _summary(console: Any, plan: Any, record: Any, target: Path, said: set[tuple[str, str]]) -> None:
     from kbsub.eval import compare
     from kbsub.eval.bench_plan import OFFICIAL
     from kbsub.eval.result import read_result
-    from kbsub.eval.tables import shapes_table, timing_table, verdicts_table
+    from kbsub.eval.tables import floors_table, shapes_table, timing_table, verdicts_table
 
     for note in record.notes:
         console.print(note, markup=False, highlight=False, soft_wrap=True)
     for scene in plan.scenes:
         for name, row in record.rows(scene).items():
-            if row["status"] != "OK":
+            if row["status"] != "OK" and (scene.id, name) not in said:
                 words = f"{scene.id}: {name}: {row['status']}: {row.get('reason', '')}"
                 console.print(words, markup=False, highlight=False, soft_wrap=True)
     if not target.exists():
@@ -162,7 +172,10 @@ def _summary(console: Any, plan: Any, record: Any, target: Path) -> None:
     result = read_result(target)
     for precision in dict.fromkeys(scene.precision for scene in plan.scenes if scene.key == OFFICIAL):
         console.print(timing_table(result, precision).rich())
-        console.print(verdicts_table(result, compare.chosen_candidates(result, precision), precision).rich())
+        chosen = compare.chosen_candidates(result, precision)
+        console.print(verdicts_table(result, chosen, precision).rich())
+        if (floors := floors_table(result, chosen, precision)).rows:
+            console.print(floors.rich())
     if any(scene.key != OFFICIAL for scene in plan.scenes):
         console.print(shapes_table(result, list(plan.candidates)).rich())
     if plan.device == "cpu":
