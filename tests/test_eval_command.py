@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 from typer.testing import CliRunner
 
 from kbsub.adapters.isolation import Outcome, Status
@@ -83,20 +85,28 @@ def invoke(*arguments: str) -> tuple[int, str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("candidates")
-    (folder / "task.py").write_text(REFERENCE)
-    for stem, source, _, _ in CANDIDATES:
-        (folder / f"{stem}.py").write_text(source)
+    """Every candidate above as a file, beside a tiny reference program; one folder for all xdist workers."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base) / "candidates"
+    with FileLock(f"{folder}.guard"):
+        if not folder.exists():
+            folder.mkdir()
+            (folder / "task.py").write_text(REFERENCE)
+            for stem, source, _, _ in CANDIDATES:
+                (folder / f"{stem}.py").write_text(source)
     return folder
 
 
 @pytest.fixture(scope="module")
 def whole_run(folder: Path) -> tuple[int, str, dict[str, Any]]:
-    """One run over every candidate: exit code, output, the rows of the file."""
-    out = folder / "out.json"
+    """One run over every candidate, by the first worker that needs it: exit code, output, the result file."""
+    out, said = folder / "out.json", folder / "said.json"
     files = [str(folder / f"{stem}.py") for stem, *_ in CANDIDATES]
     options = ["--task", str(folder / "task.py"), "--only", "official", "--timeout", "15", "--out", str(out)]
-    code, output = invoke(*files, *options)
+    with FileLock(f"{said}.guard"):
+        if not said.exists():
+            said.write_text(json.dumps(invoke(*files, *options)))
+    code, output = json.loads(said.read_text())
     return code, output, json.loads(out.read_text())
 
 
