@@ -72,8 +72,9 @@ def run_bench(
     last: dict[str, Any] = {}
 
     def hear(event: dict[str, Any]) -> None:
-        last.clear()
-        last.update(event)
+        if event.get("bench", {}).get("kind") != "dropped":  # said while that program is still the one at work
+            last.clear()
+            last.update(event)
         if on_event is not None:
             on_event(event)
         if "bench" in event:

@@ -211,6 +211,26 @@ def test_a_program_that_kills_twice_is_left_out_everywhere(reference):
     assert [record.rows(scene)["honest"]["status"] for scene in plan.scenes] == ["TIMEOUT", "TIMEOUT"]
 
 
+def test_a_lost_context_restarts_without_the_program_that_lost_it(reference):
+    plan = plan_of(reference, [candidate("honest", "")])
+    children = []
+
+    def isolate(target, payload, *, timeout_s, on_progress):
+        children.append(payload["scenes"][0]["candidates"])
+        if len(children) == 1:
+            row = {"status": "RUNTIME_ERROR", "reason": "illegal memory access"}
+            on_progress({"stage": "capture", "program": "honest", "scene": "official@fp32"})
+            on_progress(
+                {"stage": "dropped", "bench": {"kind": "dropped", "scene": "official@fp32", "name": "honest", **row}}
+            )
+            return Outcome(Status.RUNTIME_ERROR, None, "ContextLost: the CUDA context is lost", "", 1.0)
+        return Outcome(Status.OK, {}, "", "", 0.1)
+
+    record = run_bench(plan, isolate=isolate)
+    assert children == [["honest"], []] and record.failure is None
+    assert record.rows(plan.scenes[0])["honest"] == {"status": "RUNTIME_ERROR", "reason": "illegal memory access"}
+
+
 def test_a_child_that_dies_of_nobody_ends_the_run_with_its_reason(reference):
     plan = plan_of(reference, [candidate("honest", "")])
     record = run_bench(plan, isolate=lambda *a, **k: Outcome(Status.RUNTIME_ERROR, None, "no GPU", "log", 0.1))
