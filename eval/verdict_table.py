@@ -37,8 +37,8 @@ def official_table(plan: Plan, rows: Sequence[Row]) -> Table:
     """Upstream's words; on a CPU the same columns, titled as the local check that they are."""
     certified = any(row.fields.get("official") for row in rows)
     title = "Official verdict, KernelBench's own evaluator" if certified else "Nothing official, local check only"
-    title += f": {plan.task.slug}, {plan.precision}\n({plan.task.provenance})"
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", padding=(0, 1, 0, 0))
+    title += f": {plan.task.slug}, {plan.precision} ({plan.task.provenance})"
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     cells = [_official_cells(row) for row in rows]
     filled = [index for index in range(len(_COLUMNS)) if any(line[index] for line in cells)]
     for heading, side in (_COLUMNS[index] for index in filled):
@@ -49,8 +49,10 @@ def official_table(plan: Plan, rows: Sequence[Row]) -> Table:
 
 
 def print_wide(console: Console, table: Table) -> None:
-    """Print a table at the width it needs, whatever the terminal's."""
+    """Print a table and its title at the width they need, whatever the terminal's."""
     wide = Console(file=console.file, width=max(console.width, WIDTH), force_terminal=console.is_terminal)
+    title, table.title = str(table.title), None  # rich would fold it to the width of the table
+    wide.print(title, style="bold", markup=False, highlight=False)
     wide.print(table)
 
 
@@ -60,7 +62,7 @@ def added_table(rows: Sequence[Row]) -> Table | None:
     if not names:
         return None
     title = "Beyond the official check (never part of it)"
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", padding=(0, 1, 0, 0))
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("candidate", no_wrap=True)
     for name in names:
         table.add_column(f"{name}, equal_nan=True" if name == "stress" else name)
