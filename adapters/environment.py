@@ -6,12 +6,12 @@ Runs in a child process, after the candidate (torch is imported there anyway); `
 from __future__ import annotations
 
 import datetime
+import importlib
 import importlib.metadata
 import os
 import platform
 import re
 import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ _NVRTC_WHEELS = ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu13", "nvidia-cuda-nvr
 def facts(device: str, stand_ins: Iterable[str] = ()) -> dict[str, Any]:
     """The environment block for "cuda", "cuda:1" or "cpu"; null where this machine has no such thing.
 
-    `memory_bytes`, `multiprocessors` and `gpu_uuid` are added on a GPU, `cpu` always.
+    `memory_bytes` and `multiprocessors` are added on a GPU, `cpu` always.
     """
     import torch
 
@@ -48,7 +48,6 @@ def facts(device: str, stand_ins: Iterable[str] = ()) -> dict[str, Any]:
         block["gpu"] = properties.name
         block["memory_bytes"] = properties.total_memory
         block["multiprocessors"] = properties.multi_processor_count
-        block["gpu_uuid"] = str(getattr(properties, "uuid", "")) or None
     return block
 
 
@@ -75,14 +74,15 @@ def driver_version() -> str | None:
 
 
 def nvrtc_version() -> str | None:
-    """NVRTC's version: what the loaded library says when a candidate has loaded it, else the installed wheel's."""
-    binding = sys.modules.get("cupy_backends.cuda.libs.nvrtc")
-    if binding is not None:
-        try:
-            return ".".join(map(str, binding.getVersion()))
-        except Exception:  # a binding without its library; the wheel's version is then as good as it gets
-            pass
-    return _version(_NVRTC_WHEELS)
+    """What the NVRTC library says that CuPy's binding loads ("13.0"), else the installed wheel's version, else None.
+
+    Asked for every row, whether its candidate compiles anything or not: rows of one run must agree.
+    """
+    try:
+        binding = importlib.import_module("cupy_backends.cuda.libs.nvrtc")
+        return ".".join(map(str, binding.getVersion()))
+    except Exception:  # no CuPy, or a binding that finds no library and says so in an exception of its own
+        return _version(_NVRTC_WHEELS)
 
 
 def cpu_name() -> str | None:
