@@ -47,11 +47,14 @@ Fields = Mapping[str, Any]
 Judge = Callable[[Fields, Mapping[str, Any]], tuple[Answer, str]]
 
 
-def answers(fields: Fields, declaration: Mapping[str, Any], required: Sequence[str]) -> list[Check]:
+def answers(
+    fields: Fields, declaration: Mapping[str, Any], required: Sequence[str], *, library_on_cpu: bool = False
+) -> list[Check]:
     """The answer to every check, required or not, for one row of a result file.
 
     `fields`: the row as `kbsub eval` writes it (`stages`, `official`, `bit_identity`, `stress`, `oracle`, `guards`).
-    `declaration`: its candidates.toml row as JSON, or {}.
+    `declaration`: its candidates.toml row as JSON, or {}. `library_on_cpu`: a file without kernels of its own was run
+    on the CPU; it then ran other library kernels than the ones its declaration speaks of.
     """
     found = []
     for name in CHECKS:
@@ -63,6 +66,10 @@ def answers(fields: Fields, declaration: Mapping[str, Any], required: Sequence[s
             found.append(Check(name, Answer.UNCERTIFIED, "was not run"))
             continue
         answer, words = _answer(name, fields, declaration, stage)
+        numbers = name in ("stress", "oracle") and stage["status"] == Status.OK.value
+        if answer is Answer.FAIL and numbers and library_on_cpu and declaration:
+            answer = Answer.UNCERTIFIED
+            words = f"the declaration speaks of the library's CUDA kernels, the CPU's gave: {words}"
         found.append(Check(name, answer, words, float(stage.get("seconds", 0.0))))
     return found
 

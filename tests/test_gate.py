@@ -15,6 +15,7 @@ from kbsub.eval.gate import CHECKS, Answer, Check, answers, exit_code
 from kbsub.eval.gate_report import as_json, as_junit
 
 HERE = Path(__file__).resolve().parent
+LADDER = HERE.parent / "submissions" / "level1_40"
 OK = {"status": "OK", "message": "", "seconds": 1.5}
 NOT_RUN = {"status": "NOT_RUN", "message": "no GPU here", "seconds": 0.0}
 CRASHED = {"status": "CRASHED", "message": "died of SIGSEGV", "seconds": 2.0}
@@ -129,6 +130,23 @@ def test_an_answer(check: str, stage: dict, found: dict, declaration: dict, answ
     assert given[check].answer is answer, given[check].words
     assert words in given[check].words
     assert all(c.answer is Answer.NOT_REQUIRED for name, c in given.items() if name != check)
+
+
+@pytest.mark.parametrize(
+    ("check", "found", "declaration", "answer"),
+    [
+        ("stress", stress(normal_initial="fail"), {"contract": "tolerance"}, U),
+        ("stress", stress(normal_initial="pass"), {"contract": "tolerance"}, P),
+        ("stress", stress(normal_initial="fail"), {}, F),  # nothing was declared: the row is all there is
+        ("oracle", oracle(candidate_allclose=False), {"contract": "tolerance"}, U),
+        ("guards", CAUGHT, {"contract": "tolerance"}, F),  # a cheat is one on every device
+    ],
+)
+def test_a_library_file_on_a_cpu_ran_other_kernels_than_it_declares(
+    check: str, found: dict, declaration: dict, answer: Answer
+) -> None:
+    given = answers({**found, "stages": {check: OK}}, declaration, [check], library_on_cpu=True)
+    assert {c.name: c.answer for c in given}[check] is answer
 
 
 def test_a_required_check_that_did_not_run_is_not_certified() -> None:
@@ -263,6 +281,9 @@ def test_the_example_workflow_calls_what_exists() -> None:
         command = group.commands["gate"]  # type: ignore[attr-defined]
         context = command.make_context("gate", shlex.split(line)[2:])
         assert set(context.params["require"].split(",")) <= set(CHECKS), line
+        named = [name for name in context.params["candidates"] if "*" not in name]
+        missing = [name for name in named if not (LADDER / f"{name}.py").exists()]
+        assert not missing, f"{line}: no such candidate in {LADDER.name}: {missing}"
 
 
 def gate_lines(file: Path) -> list[str]:

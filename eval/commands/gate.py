@@ -100,9 +100,10 @@ def _plan(
 
 def _run(plan: Any, out: Path) -> dict[str, Any]:
     """Row key -> its checks, after running what is required. Without the GPU that was asked for nothing is run."""
+    from kbsub.adapters.candidate import cuda_source_of
     from kbsub.eval.gate import EXIT_USAGE, Answer, Check, answers
     from kbsub.eval.result import ResultError, row_key
-    from kbsub.eval.runner import declaration_for, run
+    from kbsub.eval.runner import declaration_for, read_source, run
 
     if plan.device != "cpu" and plan.gpu is None:
         missing = f"--device {plan.device}: the NVIDIA driver offers no such GPU; see kbsub doctor"
@@ -119,7 +120,8 @@ def _run(plan: Any, out: Path) -> dict[str, Any]:
     found = {}
     for row in rows:
         declaration, wrong = declaration_for(row.file)
-        found[row.key] = answers(row.fields, declaration, plan.stages)
+        library_on_cpu = plan.device == "cpu" and cuda_source_of(read_source(row.file)[0]) is None
+        found[row.key] = answers(row.fields, declaration, plan.stages, library_on_cpu=library_on_cpu)
         if wrong:
             found[row.key] = [*found[row.key], Check("declaration", Answer.FAIL, wrong)]
     return found
