@@ -4,7 +4,7 @@ Written from the order itself (shared by every bit-identical candidate), not fro
 over rows and over the 128 threads of a row, and the fused multiply-add is exact. Knows no torch, no kernel, no GPU.
 
 Differences from the device that remain: `rsqrt` is correctly rounded here and approximate there, so rstd may differ
-by two units in the last place and y by what follows from that; mean and M2 are equal in every bit (any NaN equals any NaN).
+by two units in the last place and y by what follows from that; mean and M2 are equal in every bit (NaN being NaN).
 
 Credit: the arithmetic follows `layer_norm_kernel.cu` of PyTorch, (c) the PyTorch contributors, BSD-style licence
 (licenses/PYTORCH_251_LICENSE.txt).
@@ -151,12 +151,14 @@ def to_bfloat16(x: Float32) -> NDArray[np.uint16]:
     """bfloat16 bits, rounded to nearest even; a NaN becomes 0x7fff."""
     bits = x.view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))) >> np.uint32(16)
-    return np.where(np.isnan(x), np.uint32(0x7FFF), rounded).astype(np.uint16)
+    result: NDArray[np.uint16] = np.where(np.isnan(x), np.uint32(0x7FFF), rounded).astype(np.uint16)
+    return result
 
 
 def from_bfloat16(bits: NDArray[np.uint16]) -> Float32:
     """The fp32 numbers of bfloat16 bits (exact)."""
-    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    result: Float32 = (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return result
 
 
 def _widened(x: Array) -> Float32:
@@ -165,11 +167,12 @@ def _widened(x: Array) -> Float32:
         return from_bfloat16(x)
     if x.dtype not in (np.float32, np.float16):
         raise ValueError(f"dtype {x.dtype}: float32, float16, or uint16 for the bits of bfloat16")
-    return x.astype(np.float32)
+    wide: Float32 = x.astype(np.float32)
+    return wide
 
 
 def layer_norm(x: Array, gamma: Array, beta: Array, eps: float, rstd: Float32 | None = None) -> Normalised:
-    """LayerNorm of each row. x (rows, n); gamma, beta (n,), all of one dtype: float32, float16, or uint16 = bfloat16 bits.
+    """LayerNorm of each row. x (rows, n); gamma, beta (n,); one dtype: float32, float16, or uint16 = bfloat16 bits.
 
     `rstd` (rows,) replaces the computed one: with the device's own values y then has the device's own bits.
     """

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 if sys.version_info >= (3, 11):
@@ -13,6 +14,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+from kbsub.eval import contract
 from kbsub.eval.host_executor import SMALL_LIMITS, HostExecutor, Limits
 from kbsub.eval.host_executor.executor import HostModule
 
@@ -24,12 +26,71 @@ def source_of(stem: str) -> str:
     return (FOLDER / f"{stem}.py").read_text(encoding="utf-8")
 
 
-def cuda_candidates(contract: str | None = None) -> dict[str, tuple[str, ...]]:
+def cuda_candidates(promise: str | None = None) -> dict[str, tuple[str, ...]]:
     """Stem -> declared precisions of each file of level1_40 that has CUDA_SOURCE (one not yet declared: fp32)."""
     table = tomllib.loads((FOLDER / "candidates.toml").read_text(encoding="utf-8"))
     stems = sorted(path.stem for path in FOLDER.glob("*.py") if "CUDA_SOURCE =" in path.read_text(encoding="utf-8"))
     rows = {stem: table.get(stem, {"precision": ["fp32"], "contract": None}) for stem in stems}
-    return {s: tuple(row["precision"]) for s, row in rows.items() if contract in (None, row["contract"])}
+    return {s: tuple(row["precision"]) for s, row in rows.items() if promise in (None, row["contract"])}
+
+
+def array_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """NumPy view in the model's terms: bfloat16 as its bits."""
+    tensor = tensor.detach()
+    return tensor.view(torch.int16).numpy().view(np.uint16) if tensor.dtype == torch.bfloat16 else tensor.numpy()
+
+
+def differing(name: str, got: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> list[str]:
+    """Where two arrays differ in any bit, any NaN being equal to any NaN; the first few, in words."""
+    bits = np.uint16 if got.itemsize == 2 else np.uint32
+    widen = contract.from_bfloat16 if got.dtype == np.uint16 else lambda a: a.astype(np.float32)
+    both_nan = np.isnan(widen(got)) & np.isnan(widen(expected))
+    wrong = np.argwhere((got.view(bits) != expected.view(bits)) & ~both_nan)
+    return [
+        f"{name}{w.tolist()}: got {widen(got)[tuple(w)]} = {got.view(bits)[tuple(w)]:#x}, "
+        f"the model {widen(expected)[tuple(w)]} = {expected.view(bits)[tuple(w)]:#x} ({len(wrong)} differ)"
+        for w in wrong[:3]
+    ]
+
+
+def expected_of(model: Any, x: torch.Tensor, eps: float = 1e-5) -> contract.Normalised:
+    """What the reference order gives for x (rows, n) and the parameters of `model`."""
+    return contract.layer_norm(array_of(x), array_of(model.ln.weight), array_of(model.ln.bias), eps)
+
+
+def disagreement(
+    model: Any, x: torch.Tensor, eps: float = 1e-5, expected: contract.Normalised | None = None
+) -> list[str]:
+    """The candidate's output, mean and rstd of x (rows, n) against the model's, bit for bit."""
+    model.ln.eps = eps
+    y, mean, rstd = model.forward_with_stats(x)
+    if expected is None:
+        expected = expected_of(model, x, eps)
+    parts = (("y", y, expected.y), ("mean", mean, expected.mean), ("rstd", rstd, expected.rstd))
+    return [line for name, got, want in parts for line in differing(name, array_of(got), want)]
+
+
+SCALE_AND_OFFSET = {
+    "normal": (1, 0), "offset": (1, 1000), "huge": (1e19, 0), "tiny": (1e-38, 0), "constant": (0, 1e4),
+}  # fmt: skip
+
+
+def drawn(kind: str, rows: int, n: int, seed: int) -> torch.Tensor:
+    """fp32 values of one kind, (rows, n)."""
+    random = np.random.default_rng(seed)
+    normal = random.standard_normal((rows, n)).astype(np.float32)
+    if kind == "bits":  # every finite pattern alike: 76 decades
+        magnitudes = random.integers(0, 0x7F800000, (rows, n)).astype(np.uint32).view(np.float32)
+        return torch.from_numpy(magnitudes * np.sign(normal))
+    if kind == "subnormal":
+        magnitudes = random.integers(0, 1 << 12, (rows, n)).astype(np.uint32).view(np.float32)
+        return torch.from_numpy(magnitudes * np.sign(normal))
+    if kind == "special":
+        special = random.choice([np.nan, np.inf, -np.inf, -0.0, 3.4e38])
+        normal.flat[random.integers(0, rows * n, 1 + rows * n // 100)] = special
+        return torch.from_numpy(normal)
+    scale, offset = SCALE_AND_OFFSET[kind]
+    return torch.from_numpy(normal * np.float32(scale) + np.float32(offset))
 
 
 class Host:

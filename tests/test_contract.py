@@ -1,4 +1,4 @@
-"""The NumPy model of the reference order: its fma is exact, its contractions are nvcc's, and the kernels agree with it."""
+"""The NumPy model of the reference order: its fma is exact, its contractions are nvcc's, the kernels agree with it."""
 
 from __future__ import annotations
 
@@ -18,21 +18,25 @@ from kbsub.eval import contract
 from kbsub.eval.host_executor import H200_LIMITS, RTX3090_LIMITS, RTX4090_LIMITS, SMALL_LIMITS, Limits, host_namespace
 
 sys.path.insert(0, str(Path(__file__).parent))
-from host_run import DTYPES, cuda_candidates, source_of
+from host_run import DTYPES, cuda_candidates, disagreement, drawn, source_of
 
 BIT_IDENTICAL = cuda_candidates("bit-identical")
 
 
 def examples(count: int) -> settings:
     """The same examples on every machine and in every run; one may take long (a compile)."""
-    return settings(max_examples=count, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    unhealthy = list(HealthCheck)
+    return settings(
+        max_examples=count, deadline=None, derandomize=True, database=None, suppress_health_check=unhealthy
+    )
 
 
 BITS = st.integers(0, 2**32 - 1)
 # Exponents close to each other, so that sums cancel, round and reach the subnormals: uniform bits almost never do.
 NEAR = st.builds(
     lambda sign, exponent, fraction: sign << 31 | exponent << 23 | fraction,
-    st.integers(0, 1), st.integers(0, 3) | st.integers(100, 130), st.integers(0, 2**23 - 1) | st.sampled_from([0, 1, 2**23 - 1]),
+    st.integers(0, 1), st.integers(0, 3) | st.integers(100, 130),
+    st.integers(0, 2**23 - 1) | st.sampled_from([0, 1, 2**23 - 1]),
 )  # fmt: skip
 
 
@@ -143,51 +147,9 @@ def test_written_contractions_are_those_nvcc_makes() -> None:
 
 
 # ---- kernels on the host against the model ----
-def array_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """NumPy view in the model's terms: bfloat16 as its bits."""
-    tensor = tensor.detach()
-    return tensor.view(torch.int16).numpy().view(np.uint16) if tensor.dtype == torch.bfloat16 else tensor.numpy()
-
-
-def differing(name: str, got: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> list[str]:
-    """Where two arrays differ in any bit, any NaN being equal to any NaN; the first few, in words."""
-    bits = np.uint16 if got.itemsize == 2 else np.uint32
-    widen = contract.from_bfloat16 if got.dtype == np.uint16 else lambda a: a.astype(np.float32)
-    both_nan = np.isnan(widen(got)) & np.isnan(widen(expected))
-    wrong = np.argwhere((got.view(bits) != expected.view(bits)) & ~both_nan)
-    return [
-        f"{name}{w.tolist()}: got {widen(got)[tuple(w)]} = {got.view(bits)[tuple(w)]:#x}, "
-        f"the model {widen(expected)[tuple(w)]} = {expected.view(bits)[tuple(w)]:#x} ({len(wrong)} differ)"
-        for w in wrong[:3]
-    ]
-
-
-def disagreement(model: Any, x: torch.Tensor, eps: float = 1e-5) -> list[str]:
-    """The candidate's output, mean and rstd of x (rows, n) against the model's, bit for bit."""
-    model.ln.eps = eps
-    y, mean, rstd = model.forward_with_stats(x)
-    expected = contract.layer_norm(array_of(x), array_of(model.ln.weight), array_of(model.ln.bias), eps)
-    parts = (("y", y, expected.y), ("mean", mean, expected.mean), ("rstd", rstd, expected.rstd))
-    return [line for name, got, want in parts for line in differing(name, array_of(got), want)]
-
-
-def drawn(kind: str, rows: int, n: int, seed: int) -> torch.Tensor:
-    """fp32 values of one kind, (rows, n)."""
-    random = np.random.default_rng(seed)
-    normal = random.standard_normal((rows, n)).astype(np.float32)
-    if kind == "bits":  # every finite pattern alike: 76 decades
-        return torch.from_numpy(random.integers(0, 0x7F800000, (rows, n)).astype(np.uint32).view(np.float32) * np.sign(normal))
-    if kind == "subnormal":
-        return torch.from_numpy(random.integers(0, 1 << 12, (rows, n)).astype(np.uint32).view(np.float32) * np.sign(normal))
-    if kind == "special":
-        normal.flat[random.integers(0, rows * n, 1 + rows * n // 100)] = random.choice([np.nan, np.inf, -np.inf, -0.0, 3.4e38])
-        return torch.from_numpy(normal)
-    scale, offset = {"normal": (1, 0), "offset": (1, 1000), "huge": (1e19, 0), "tiny": (1e-38, 0), "constant": (0, 1e4)}[kind]
-    return torch.from_numpy(normal * np.float32(scale) + np.float32(offset))
-
-
 KINDS = ("normal", "offset", "huge", "tiny", "constant", "subnormal", "bits", "special")
-VECTORS = st.integers(1, 40) | st.integers(41, 1100) | st.sampled_from([2047, 2048, 2049, 4096, 5168, 12_001, 16_500, 33_000])
+LARGE = (2047, 2048, 2049, 4096, 5168, 12_001, 16_500, 33_000)
+VECTORS = st.integers(1, 40) | st.integers(41, 1100) | st.sampled_from(LARGE)
 DEVICES = st.sampled_from([H200_LIMITS, RTX3090_LIMITS, RTX4090_LIMITS, SMALL_LIMITS])
 
 
@@ -199,7 +161,9 @@ def test_kernel_equals_the_model(stem: str) -> None:
     @examples(80)
     @given(VECTORS, st.integers(1, 5), st.sampled_from(KINDS), st.sampled_from(precisions), st.integers(0, 99), DEVICES,
            st.sampled_from([0, 1, 7]), st.sampled_from([1e-5, 0.0, 1e-3]))  # fmt: skip
-    def agrees(vectors: int, rows: int, kind: str, precision: str, seed: int, limits: Limits, order: int, eps: float) -> None:
+    def agrees(
+        vectors: int, rows: int, kind: str, precision: str, seed: int, limits: Limits, order: int, eps: float
+    ) -> None:
         rows = min(rows, max(1, 20_000 // vectors))
         if (limits, order) not in spaces:
             spaces[limits, order] = host_namespace(source, limits, seed=order, workers=1)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from host_run import Host  # noqa: E402
+from host_run import Host
 
 from kbsub.eval.host_executor import HostFault, poisoned
 
@@ -74,7 +74,7 @@ extern "C" __global__ void one_arrival_too_many(float* y)
     __shared__ Barrier full, other;
     if (threadIdx.x == 0) { barrier_init(&full, 40); barrier_init(&other, 1); }
     __syncthreads();
-    for (int k = 0; k < 2; ++k) barrier_arrive(&other);  // 64 threads flip its phase 128 times; each arrival is its own phase
+    for (int k = 0; k < 2; ++k) barrier_arrive(&other);  // each arrival is a phase of its own
     barrier_expect_bytes(&full, 16);                     // nobody copies: at arrival 41 none is pending
     y[threadIdx.x] = 1.f;
 }
@@ -219,8 +219,10 @@ PLANTED = (
             thread_at=(63, 0, 0)),
     Planted("static_shared_late", "shared", "past the end of static shared memory", ("y", np.int32(200)),
             thread_at=(63, 0, 0)),
-    Planted("copy_past_shared", "shared", "to byte 1024 of 1024", ("x", "y"), shared_bytes=1024, n=256, thread_at=(63, 0, 0)),
-    Planted("copy_late_source", "memory", "read byte 1024 of x", ("x", "y"), shared_bytes=1024, n=256, thread_at=(63, 0, 0)),
+    Planted("copy_past_shared", "shared", "to byte 1024 of 1024", ("x", "y"), shared_bytes=1024, n=256,
+            thread_at=(63, 0, 0)),
+    Planted("copy_late_source", "memory", "read byte 1024 of x", ("x", "y"), shared_bytes=1024, n=256,
+            thread_at=(63, 0, 0)),
     Planted("lost_half", "divergence", "mask 0xffffffff) for lanes 1,3,5,", thread_at=(0, 0, 0)),
     Planted("never_arrives", "deadlock", "1 of 2 arrivals", thread_at=(0, 0, 0)),
     Planted("one_arrival_too_many", "barrier", "more arrivals than the 40",
@@ -232,12 +234,13 @@ PLANTED = (
     Planted("two_syncthreads", "divergence", "while other threads of the block wait", thread_at=(32, 0, 0)),
     Planted("meet", "grid", "only a cooperative launch", ("counter", "y"), grid=4, n=256, thread_at=(0, 0, 0)),
     Planted("meet", "grid", "only 128 are resident", ("counter", "y"), grid=129, n=256, cooperative=True),
-    Planted("meet_one_missing", "grid", "the counter is 3, must reach 4", ("counter", "y"), grid=4, n=256, cooperative=True,
-            thread_at=(0, 0, 0)),
+    Planted("meet_one_missing", "grid", "the counter is 3, must reach 4", ("counter", "y"), grid=4, n=256,
+            cooperative=True, thread_at=(0, 0, 0)),
     Planted("spins_for_nobody", "grid", "memory that nobody changes", ("counter", "y"), grid=2, cooperative=True),
     Planted("whole_grid", "grid", "not cooperative", thread_at=(0, 0, 0)),
     Planted("huge_locals", "stack", "bytes of stack"),
-    Planted("hangs", "timeout", "still running after 0.5 s", ("counter", "y"), thread_at=(0, 0, 0), options={"timeout_s": 0.5}),
+    Planted("hangs", "timeout", "still running after 0.5 s", ("counter", "y"), thread_at=(0, 0, 0),
+            options={"timeout_s": 0.5}),
     Planted("traps", "trap", "__trap()", thread_at=(7, 0, 0)),
     Planted("divides_by_zero", "crash", "divided by zero", ("counter", np.int32(0)), thread_at=(0, 0, 0)),
 )  # fmt: skip

@@ -18,7 +18,7 @@ from kbsub.eval.host_executor.executor import (
 from kbsub.eval.host_executor.memory import POISON, GuardedMemory, poisoned
 
 __all__ = [
-    "host_namespace", "adopt", "HostExecutor", "HostFault", "HostBuildError",
-    "Limits", "H200_LIMITS", "A100_LIMITS", "RTX3090_LIMITS", "RTX4090_LIMITS", "RTX5090_LIMITS", "B200_LIMITS", "SMALL_LIMITS",
-    "build", "kernel_names", "GuardedMemory", "POISON", "poisoned",
+    "host_namespace", "adopt", "HostExecutor", "HostFault", "HostBuildError", "build", "kernel_names",
+    "Limits", "H200_LIMITS", "A100_LIMITS", "RTX3090_LIMITS", "RTX4090_LIMITS", "RTX5090_LIMITS", "B200_LIMITS",
+    "SMALL_LIMITS", "GuardedMemory", "POISON", "poisoned",
 ]  # fmt: skip

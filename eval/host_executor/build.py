@@ -41,7 +41,9 @@ KERNEL_FLAGS = (
 REFUSED_OPTION = re.compile(r"^--?(use_fast_math|ftz=true|prec-div=false|prec-sqrt=false)$")
 LAUNCH_BOUNDS = re.compile(r"__launch_bounds__\s*\((?:[^()]|\([^()]*\))*\)")
 KERNEL_NAME = re.compile(r'extern\s+"C"\s+__global__\s+void\s+(\w+)\s*\(')
-MODULE_VARIABLE = re.compile(r"^\s*(?:static\s+)?__device__\s+[^(){};]*?(\w+)\s*(?:\[[^\]]*\])?\s*(?:=[^;]*)?;", re.MULTILINE)
+MODULE_VARIABLE = re.compile(
+    r"^\s*(?:static\s+)?__device__\s+[^(){};]*?(\w+)\s*(?:\[[^\]]*\])?\s*(?:=[^;]*)?;", re.MULTILINE
+)
 
 
 class HostBuildError(RuntimeError):
@@ -95,7 +97,7 @@ def _private_folder() -> Path:
 def _machine_flags() -> tuple[str, ...]:
     """A hardware fma where the CPU has one: the same bits as the library's, many times faster."""
     if platform.machine() != "x86_64":
-        raise HostBuildError(f"the host executor switches fibers with x86-64 code and does not run on {platform.machine()}")
+        raise HostBuildError(f"the host executor has x86-64 code and does not run on {platform.machine()}")
     try:
         words = Path("/proc/cpuinfo").read_text().split()
     except OSError:
@@ -118,8 +120,8 @@ def _compile(stem: str, files: dict[str, str], flags: Sequence[str], sources: Se
     """The folder that holds `<stem>.so` and the written `files`: from the cache, else compiled there atomically."""
     cxx = compiler()
     command = [cxx, *COMMON_FLAGS, *_machine_flags(), *flags]
-    key = hashlib.sha256(repr((command[1:], files, _headers_digest(), _compiler_version(cxx))).encode()).hexdigest()[:32]
-    final = cache_folder() / f"{stem}-{key}"
+    facts = (command[1:], files, _headers_digest(), _compiler_version(cxx))
+    final = cache_folder() / f"{stem}-{hashlib.sha256(repr(facts).encode()).hexdigest()[:32]}"
     if (final / f"{stem}.so").is_file():
         return final
     draft = Path(tempfile.mkdtemp(prefix=f"{stem}-draft-", dir=cache_folder()))

@@ -29,6 +29,27 @@ extern "C" void kbsub_syncthreads(int line)
     block->at_sync = 0;
 }
 
+// bar.sync id, threads: a part of the block, which may come from different lines (that is its use).
+extern "C" void kbsub_named_barrier(int id, int threads, int line)
+{
+    if (id < 1 || id > 15 || threads < 32 || threads % 32 || (unsigned)threads > (block->threads + 31) / 32 * 32)
+        fault(BARRIER, line, "named_barrier(%d, %d): the id must be 1 to 15, the threads whole warps of the block", id, threads);
+    auto& b = block->named[id];
+    if (b.arrived && b.threads != (unsigned)threads)
+        fault(DIVERGENCE, line, "named_barrier(%d, %d), while %u threads wait at line %d for %u", id, threads, b.arrived, b.line, b.threads);
+    b.threads = (unsigned)threads;
+    b.line = line;
+    if (++b.arrived < b.threads) {
+        self().wait_for = (unsigned)id;
+        wait_here(AT_NAMED, line);
+        return;
+    }
+    for (Fiber& f : block->fibers)
+        if (f.state == AT_NAMED && f.wait_for == (unsigned)id)
+            f.state = READY;
+    b.arrived = 0;
+}
+
 // ---- warp exchanges: the numbers of kbsub_host.h ----
 enum { SYNC, SHFL, SHFL_UP, SHFL_DOWN, SHFL_XOR, BALLOT, ADD, MIN, MAX, MIN_SIGNED, MAX_SIGNED, AND, OR, XOR };
 static const char* const OP_NAMES[] = {"__syncwarp", "__shfl_sync", "__shfl_up_sync", "__shfl_down_sync", "__shfl_xor_sync",
@@ -353,6 +374,10 @@ static std::string waits_for(const Block& b, unsigned thread)
     switch (f.state) {
     case AT_SYNC:
         snprintf(text, sizeof text, "at __syncthreads() (line %d)", f.line);
+        return text;
+    case AT_NAMED:
+        snprintf(text, sizeof text, "at named_barrier(%u, %u) (line %d), where %u have come", f.wait_for, b.named[f.wait_for].threads, f.line,
+                 b.named[f.wait_for].arrived);
         return text;
     case AT_WARP: {
         std::string missing;

@@ -16,7 +16,8 @@ import contextlib
 import ctypes
 import os
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,7 +34,8 @@ MAX_BLOCKS_PER_MULTIPROCESSOR = 32
 RESERVED_SHARED_BYTES = 1024  # the driver's own, for each resident block
 
 
-class Limits(NamedTuple):
+@dataclass(frozen=True)
+class Limits:
     """The fields of a candidate's own DeviceLimits: bytes, threads, counts."""
 
     index: int
@@ -53,7 +55,7 @@ RTX4090_LIMITS = Limits(0, 89, 128, 101_376, 102_400, 1536, 72 << 20, 64)
 B200_LIMITS = Limits(0, 100, 148, 232_448, 233_472, 2048, 126 << 20, 2)
 RTX5090_LIMITS = Limits(0, 120, 170, 101_376, 102_400, 1536, 96 << 20, 64)
 # A device with few multiprocessors: a persistent kernel then has few blocks, and small cases run fast.
-SMALL_LIMITS = H200_LIMITS._replace(multiprocessors=4)
+SMALL_LIMITS = replace(H200_LIMITS, multiprocessors=4)
 
 
 class HostFault(RuntimeError):
@@ -111,7 +113,7 @@ class HostModule:
         self.library = build(source, tuple(options))
 
     def resident_blocks(self, name: str, threads: int, shared_bytes: int) -> int:
-        """Blocks the whole device holds at once, by threads and dynamic shared memory (registers are not known here)."""
+        """Blocks the whole device holds at once, by threads and dynamic shared memory (registers are unknown here)."""
         self._kernel(name)
         limits = self.limits
         each = min(limits.threads_per_multiprocessor // (-(-threads // 32) * 32), MAX_BLOCKS_PER_MULTIPROCESSOR)
@@ -136,10 +138,17 @@ class HostModule:
         kernel = self._kernel(name)
         self._check(kernel, _dim(grid), _dim(block), shared_bytes, cooperative)
         self.executor.launches[name] = self.executor.launches.get(name, 0) + 1
-        self.executor.execute(kernel, self.library.static_bytes, _dim(grid), _dim(block), arguments, shared_bytes, cooperative)
+        static_bytes = self.library.static_bytes
+        self.executor.execute(kernel, static_bytes, _dim(grid), _dim(block), arguments, shared_bytes, cooperative)
 
-    def _check(self, kernel: HostKernel, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int,
-               cooperative: bool) -> None:  # fmt: skip
+    def _check(
+        self,
+        kernel: HostKernel,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        shared_bytes: int,
+        cooperative: bool,
+    ) -> None:
         threads = block[0] * block[1] * block[2]
         if not (1 <= threads <= 1024 and block[2] <= 64):
             raise ValueError(f"{kernel.name}: block {block} has {threads} threads, must be 1 to 1024")
@@ -147,13 +156,17 @@ class HostModule:
             raise ValueError(f"{kernel.name}: grid {grid}, must be at least 1, y and z at most 65535")
         if shared_bytes > self.limits.shared_bytes_per_block:
             raise ValueError(
-                f"{kernel.name}: {shared_bytes} bytes of shared memory, the device allows {self.limits.shared_bytes_per_block}"
+                f"{kernel.name}: {shared_bytes} bytes of shared memory, "
+                f"the device allows {self.limits.shared_bytes_per_block}"
             )
         room = self.resident_blocks(kernel.name, threads, shared_bytes)
-        if cooperative and grid[0] * grid[1] * grid[2] > room:
-            raise HostFault("grid", kernel.name, (0, 0, 0), (0, 0, 0), 0,
-                            f"a cooperative launch of {grid[0] * grid[1] * grid[2]} blocks, of which only {room} are resident "
-                            "at once: a grid barrier could not be passed. Size the grid by resident_blocks()")  # fmt: skip
+        blocks = grid[0] * grid[1] * grid[2]
+        if cooperative and blocks > room:
+            text = (
+                f"a cooperative launch of {blocks} blocks, of which only {room} are resident at once: "
+                "a grid barrier could not be passed. Size the grid by resident_blocks()"
+            )
+            raise HostFault("grid", kernel.name, (0, 0, 0), (0, 0, 0), 0, text)
 
 
 class HostExecutor:
@@ -206,11 +219,12 @@ class HostExecutor:
         if code and kind == "memory":
             text += " " + self.memory.describe(report.address)
         if code:
-            raise HostFault(kind, kernel.name, block_at, thread_at, report.line, text or "the workers could not be started")
+            text = text or "the worker processes could not be started"
+            raise HostFault(kind, kernel.name, block_at, thread_at, report.line, text)
         outside = self.memory.overwritten()
         if outside:
-            raise HostFault("memory", kernel.name, (-1, -1, -1), (-1, -1, -1), 0,
-                            f"some thread wrote {outside} (seen after the launch: which one is not known)")  # fmt: skip
+            text, unknown = f"some thread wrote {outside} (seen after the launch: which one is not known)", (-1, -1, -1)
+            raise HostFault("memory", kernel.name, unknown, unknown, 0, text)
 
     def guard_model(self, model: torch.nn.Module) -> None:
         """Move parameters and buffers into guarded memory, once."""
@@ -251,16 +265,19 @@ class HostExecutor:
 def _argument(memory: GuardedMemory, kernel: HostKernel, position: int, value: Any) -> Any:
     """A ctypes object that holds one kernel argument, checked against the kernel's parameter."""
     code = kernel.parameters[position] if position < len(kernel.parameters) else "?"
+    where = f"{kernel.name}: argument {position}"
     if isinstance(value, np.generic):
         given = f"{value.dtype.kind}{value.dtype.itemsize}"
         if given != code:
-            raise ValueError(f"{kernel.name}: argument {position} is a numpy {value.dtype}, the kernel's parameter is {code}")
+            raise ValueError(f"{where} is a numpy {value.dtype}, the kernel's parameter is {code}")
         return (ctypes.c_uint8 * value.dtype.itemsize).from_buffer_copy(value.tobytes())
     if not isinstance(value, int) or code != "p":
-        raise ValueError(f"{kernel.name}: argument {position} is {type(value).__name__}, the kernel's parameter is {code}: "
-                         "addresses are int (tensor.data_ptr()), scalars numpy scalars of its own type")  # fmt: skip
+        raise ValueError(
+            f"{where} is {type(value).__name__}, the kernel's parameter is {code}: "
+            "addresses are int (tensor.data_ptr()), scalars numpy scalars of the parameter's own type"
+        )
     if value and memory.find(value) is None:
-        raise ValueError(f"{kernel.name}: argument {position} is the address of no tensor that this forward was given or made")
+        raise ValueError(f"{where} is the address of no tensor that this forward was given or made")
     return ctypes.c_uint64(value)
 
 
@@ -315,7 +332,7 @@ def adopt(space: dict[str, Any], limits: Limits, executor: HostExecutor) -> None
     space["host_executor"] = executor
     if "CUDA_SOURCE" not in space:
         return
-    own_limits = space["DeviceLimits"](**limits._asdict())
+    own_limits = space["DeviceLimits"](**asdict(limits))
     modules: dict[tuple[str, tuple[str, ...]], HostModule] = {}
 
     def cuda_module(source: str, options: tuple[str, ...], index: int) -> HostModule:

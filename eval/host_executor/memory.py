@@ -30,7 +30,7 @@ _MAP_NORESERVE = 0x4000
 
 
 class _Region:
-    """One mapping: [start, start + PAGE) guard, then pages of which the last `nbytes` are the tensor's, then a guard."""
+    """One mapping: a guard page, pages whose last `nbytes` (to 16) are the tensor's, a guard page."""
 
     def __init__(self, nbytes: int, name: str) -> None:
         self.nbytes, self.name = nbytes, name
@@ -48,7 +48,8 @@ class _Region:
 
     def slack(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         """The bytes before and after the tensor that share its pages."""
-        return _bytes_at(self.body, self.data - self.body), _bytes_at(self.data + self.nbytes, self.end - self.data - self.nbytes)
+        after = self.data + self.nbytes
+        return _bytes_at(self.body, self.data - self.body), _bytes_at(after, self.end - after)
 
 
 def _bytes_at(address: int, count: int) -> np.ndarray[Any, Any]:

@@ -259,6 +259,7 @@ static void begin(Block& b, unsigned number)
     b.pass = (uint64_t)number << 32;
     b.order = make_order(b.threads, launch->seed, b.pass);
     b.events.clear();
+    memset(b.named, 0, sizeof b.named);
     if (b.fibers.empty()) {
         b.fibers.resize(b.threads);
         b.static_base = guarded(launch->static_bytes, 16, &b.static_end);

@@ -46,7 +46,7 @@ struct Report {
 
 enum Kind { NONE, MEMORY, MISALIGNED, DEADLOCK, DIVERGENCE, GRID, BARRIER, SHARED, STACK, TRAP, TIMEOUT, CRASH };
 
-enum State : uint8_t { FRESH, READY, AT_SYNC, AT_WARP, AT_BARRIER, AT_GRID, AT_SPIN, DONE };
+enum State : uint8_t { FRESH, READY, AT_SYNC, AT_NAMED, AT_WARP, AT_BARRIER, AT_GRID, AT_SPIN, DONE };
 
 struct Copy {
     unsigned char* to;
@@ -115,6 +115,10 @@ struct Block {
     Order order;
     unsigned threads, live, at_sync, started;
     int sync_line;
+    struct {
+        unsigned arrived, threads;
+        int line;
+    } named[16];              // bar.sync id, threads
     uint64_t pass;
     std::vector<Fiber> fibers;
     std::deque<Event> events;

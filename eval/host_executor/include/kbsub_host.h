@@ -47,6 +47,7 @@ bool kbsub_barrier_test(const unsigned long long* barrier, unsigned parity, int 
 void kbsub_grid_wait(const unsigned* counter, unsigned target, int line);
 void kbsub_grid_barrier(int line);
 void kbsub_spin_pause(int line);
+void kbsub_named_barrier(int id, int threads, int line);
 void kbsub_trap(int line);
 }
 
@@ -205,6 +206,10 @@ inline void barrier_wait(Barrier* b, unsigned parity, int line = __builtin_LINE(
 inline bool barrier_test(Barrier* b, unsigned parity, int line = __builtin_LINE()) { return kbsub_barrier_test(b, parity, line); }
 inline void grid_barrier(int line = __builtin_LINE()) { kbsub_grid_barrier(line); }
 inline void spin_pause(int line = __builtin_LINE()) { kbsub_spin_pause(line); }
+inline void named_barrier(int id, int threads, int line = __builtin_LINE()) { kbsub_named_barrier(id, threads, line); }
+template <class T> T load_once(const T* p) { return *p; }
+template <class T> T load_first(const T* p) { return *p; }
+template <class T> T load_again(const T* p) { return *p; }
 inline void prefetch_to_l2(const void*, unsigned) {}
 inline void grid_arrive(unsigned* counter) { __atomic_fetch_add(counter, 1u, __ATOMIC_SEQ_CST); }
 inline void grid_wait(unsigned* counter, unsigned target, int line = __builtin_LINE()) { kbsub_grid_wait(counter, target, line); }

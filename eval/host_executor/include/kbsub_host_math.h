@@ -75,6 +75,12 @@ inline unsigned __float_as_uint(float a) { return kbsub_bits<unsigned>(a); }
 inline int __float_as_int(float a) { return kbsub_bits<int>(a); }
 inline float __uint_as_float(unsigned a) { return kbsub_bits<float>(a); }
 inline float __int_as_float(int a) { return kbsub_bits<float>(a); }
+inline int __double2hiint(double a) { return (int)(kbsub_bits<unsigned long long>(a) >> 32); }
+inline int __double2loint(double a) { return (int)kbsub_bits<unsigned long long>(a); }
+inline double __hiloint2double(int high, int low)
+{
+    return kbsub_bits<double>((unsigned long long)(unsigned)high << 32 | (unsigned)low);
+}
 inline long long __double_as_longlong(double a) { return kbsub_bits<long long>(a); }
 inline double __longlong_as_double(long long a) { return kbsub_bits<double>(a); }
 

@@ -1,0 +1,80 @@
+"""Every CUDA kernel of every candidate runs on the host, at widths that reach each, and gives the right numbers."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kbsub.eval.host_executor import H200_LIMITS, SMALL_LIMITS, host_namespace, kernel_names, poisoned
+
+sys.path.insert(0, str(Path(__file__).parent))
+from host_run import DTYPES, cuda_candidates, disagreement, source_of
+
+# (rows, width): each next width reaches another kernel of some candidate (registers, shared memory, rings, chunks).
+SHAPES = (
+    (3, 4), (3, 7), (5, 100), (3, 200), (2, 516), (2, 1001), (2, 1028), (3, 2052), (2, 4100), (2, 8192),
+    (3, 20_672), (5, 33_000), (4, 65_540), (2, 131_076), (2, 150_001),
+)  # fmt: skip
+# Against float64, in units of the largest output: a few roundings in the dtype, and for fp32 statistics in fp32.
+TOLERANCE = {"fp32": 2e-6, "fp16": 1e-3, "bf16": 8e-3}
+CUDA = cuda_candidates()
+BIT_IDENTICAL = cuda_candidates("bit-identical")
+
+
+def space_of(stem: str) -> dict[str, Any]:
+    space = host_namespace(source_of(stem), SMALL_LIMITS)
+    if "LONG_ROW_BYTES" in space:
+        space["LONG_ROW_BYTES"] = 1 << 16  # oracle_accurate: the same kernel for long rows, from shorter ones on
+    return space
+
+
+def error_of(y: torch.Tensor, x: torch.Tensor, model: Any) -> float:
+    """Largest difference from float64, in units of the largest output."""
+    y = y.detach()
+    exact = torch.nn.functional.layer_norm(
+        x.double(), x.shape[1:], model.ln.weight.detach().double(), model.ln.bias.detach().double(), model.ln.eps
+    )
+    return float((y.double() - exact).abs().max() / exact.abs().max())
+
+
+@pytest.mark.parametrize("stem,precision", [(s, p) for s, ps in CUDA.items() for p in ps])
+def test_every_kernel_runs_and_is_right(stem: str, precision: str) -> None:
+    space, dtype = space_of(stem), DTYPES[precision]
+    torch.manual_seed(3)
+    refused = []
+    for rows, n in SHAPES:
+        model = space["ModelNew"]((n,)).to(dtype)
+        with torch.no_grad():
+            model.ln.weight.normal_()
+            model.ln.bias.normal_()
+        x = (torch.randn(rows, n) + 0.5).to(dtype)
+        try:
+            y = model(x)
+        except ValueError as error:  # a width that the file says it does not take
+            assert n % 4, f"{stem} {rows}x{n}: {error}"
+            refused.append(n)
+            continue
+        assert not poisoned(y).any(), f"{stem} {rows}x{n}: output not written at {poisoned(y).nonzero()[:3].tolist()}"
+        error = error_of(y, x, model)
+        assert error < TOLERANCE[precision], f"{stem} {rows}x{n} {precision}: off by {error}"
+        if stem in BIT_IDENTICAL:
+            wrong = disagreement(model, x)
+            assert not wrong, f"{stem} {rows}x{n}: " + "\n".join(wrong)
+    never = set(kernel_names(space["CUDA_SOURCE"])) - set(space["host_executor"].launches)
+    assert not never, f"{stem}: kernels that no shape here reaches: {sorted(never)}; add a shape to SHAPES"
+
+
+@pytest.mark.parametrize("stem", CUDA)
+@pytest.mark.parametrize("seed", [1, 7])
+def test_thread_order_changes_nothing(stem: str, seed: int) -> None:
+    results = []
+    for order in (0, seed):
+        space = host_namespace(source_of(stem), H200_LIMITS, seed=order)
+        model = space["ModelNew"]((20_672,))
+        torch.manual_seed(5)
+        results.append(model(torch.randn(3, 20_672)))
+    assert torch.equal(*results)
