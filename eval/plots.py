@@ -52,7 +52,8 @@ def time_data(result: Result, precision: str = "fp32") -> Data:
             continue
         replay = replay_of(row.timing)
         low, high = (replay.q25_ms, replay.q75_ms) if replay is not None else (value, value)
-        method = "graph replay" if replay is not None else "cuda_event"
+        replayed = "graph replay" if result.environment.gpu else "CPU rehearsal"
+        method = replayed if replay is not None else "cuda_event"
         bars.append({"name": plain(name), "kind": kind_of(row), "ms": value, "q25": low, "q75": high, "method": method})
     bars.sort(key=lambda bar: -bar["ms"])
     floors = {"every byte once": floor_ms(result, precision)}

@@ -138,7 +138,8 @@ def percent(part: float | None, whole: float | None) -> str:
 
 def timing_table(result: Result, precision: str = "fp32", reference: str = "eager") -> Table:
     """All programs at the official shape: every method, the speedup over `reference`, percent of the floors."""
-    headers = ["program (ms)", "contract", "graph replay", "quartiles", *UPSTREAM_METHODS]
+    replayed = "graph replay" if result.environment.gpu else "CPU rehearsal"
+    headers = ["program (ms)", "contract", replayed, "quartiles", *UPSTREAM_METHODS]
     headers += [f"against {reference}", "of memory floor"]
     name = f"level{result.task.level}_{result.task.problem_id} " if result.task.level else ""
     table = Table(f"{name}{precision}, {result.environment.gpu or 'CPU'}", headers)
@@ -195,6 +196,8 @@ def flag_words(row: Baseline | Candidate) -> str:
 def timing_notes(result: Result, precision: str) -> list[str]:
     """Where the numbers come from, the floors, and what disturbed the machine."""
     where = result.environment
+    if where.gpu is None:
+        return [f"A rehearsal on a CPU, torch {where.torch}: these times say nothing about a GPU."]
     notes = [
         f"{where.gpu}, driver {where.driver}, torch {where.torch}, {where.date[:10]}. Graph replay: median, quartiles "
         "of rounds in shuffled order, 5 replays a sample. Other columns: upstream's own methods (mean of its trials), "

@@ -236,6 +236,19 @@ def test_a_candidate_that_exits_costs_its_own_row(folder):
     assert [row["status"] for stem, row in sorted(rows.items()) if stem != bad] == ["OK", "OK"]
 
 
+def test_eval_command_takes_a_run_folder(folder):
+    from typer.testing import CliRunner
+
+    from kbsub.eval.cli import app
+
+    stem = sample(folder, 0, 'CUDA_SOURCE = ""\nclass ModelNew: ...\n')
+    outcome = CliRunner().invoke(app, ["eval", str(folder), "--device", "cpu"])
+    assert outcome.exit_code == 0, outcome.output
+    assert "NOT_RUN needs an NVIDIA GPU (CUDA_SOURCE)" in outcome.output
+    assert "Nothing official was certified here" in outcome.output and not (folder / batches.SUMMARY).exists()
+    assert rows_of(folder)[stem]["status"] == "NOT_RUN"
+
+
 # ---- a cluster ----
 
 distributed = pytest.importorskip("distributed", reason="distributed: pip install 'kb-submissions[cluster]'")
