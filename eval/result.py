@@ -221,8 +221,9 @@ def merge(old: Result, new: Result, path: Path | str = "the result file") -> Res
     """`old` with the rows of `new` put in: what `new` does not mention is kept.
 
     A row of the same candidate file (sha256) keeps the keys that `new` did not measure; a row of a changed file, or
-    one made in another environment, is replaced: one row never mixes two. Rows that stay from another environment carry it in their own `environment` key. Raises ResultError when
-    the two are about different tasks or GPUs: one file is one task on one GPU.
+    one made in another environment, is replaced: one row never mixes two. Rows that stay from another environment
+    carry it in their own `environment` key. Raises ResultError when the two are about different tasks or GPUs: one
+    file is one task on one GPU.
     """
     if old.task != new.task:
         changed = ", ".join(
