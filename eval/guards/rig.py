@@ -65,8 +65,11 @@ class Rig:
 
     def _layer_norm(self) -> torch.nn.LayerNorm | None:
         """The reference's only module when that is an affine LayerNorm over the task's one constructor argument."""
-        with fork_rng(), torch.device("meta"):
-            reference = self.modules.Model(*self.init)
+        try:
+            with fork_rng(), torch.device("meta"):
+                reference = self.modules.Model(*self.init)
+        except Exception:  # a Model that computes in its constructor; a layer norm does not
+            return None
         leaves = [module for module in reference.modules() if not list(module.children())]
         if len(leaves) != 1 or not isinstance(leaves[0], torch.nn.LayerNorm) or len(self.init) != 1:
             return None

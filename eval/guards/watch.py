@@ -102,7 +102,6 @@ class Watch:
         self.where = ""
         self.descriptors = _open_descriptors()
         self._functions = [(owner, name, _raw(owner, name)) for owner, name in WATCHED_FUNCTIONS]
-        self._write = os.write
         self._install()
 
     # ---- running candidate code ----
@@ -232,7 +231,7 @@ class Watch:
         return wrapper
 
     def _descriptor(self, number: Any, how: str) -> None:
-        if isinstance(number, int) and number in self.descriptors:
+        if isinstance(number, int) and number in self.descriptors and _opened_on(number) == self.descriptors[number]:
             self.report("result_written", f"{self.where} used file descriptor {number}, which it did not open ({how})")
 
     def _started(self, what: str) -> None:
@@ -284,7 +283,7 @@ class Watch:
         caches = [folder for folder in self.allowed if folder in real.parents]
         # The nearer folder decides: a working directory inside the temporary folder is still protected.
         deepest = max((len(folder.parts) for folder in caches), default=0)
-        if not caches or any(len(folder.parts) >= deepest for folder in inside):
+        if not caches or any(len(folder.parts) > deepest for folder in inside):
             name = next((real.relative_to(folder) for folder in inside if real != folder), real.name)
             self.report("result_written", f"{self.where}: {name} {how}; a candidate writes to the caches only")
 
@@ -300,20 +299,22 @@ def _raw(owner: Any, name: str) -> Any:
     return getattr(owner, name, None)
 
 
-def _open_descriptors() -> frozenset[int]:
-    """Descriptors above stderr that were open before any candidate code."""
+def _open_descriptors() -> dict[int, tuple[int, int]]:
+    """Descriptors above stderr that are open now, with what they are open on: a number is used again after a close."""
     try:
-        return frozenset(number for number in map(int, os.listdir("/proc/self/fd")) if number > 2)
+        numbers = [int(name) for name in os.listdir("/proc/self/fd")]
     except OSError:
-        return frozenset(number for number in range(3, 64) if _is_open(number))
+        numbers = list(range(256))
+    found = {number: _opened_on(number) for number in numbers if number > 2}
+    return {number: what for number, what in found.items() if what is not None}
 
 
-def _is_open(number: int) -> bool:
+def _opened_on(number: int) -> tuple[int, int] | None:
     try:
-        os.fstat(number)
+        facts = os.fstat(number)
     except OSError:
-        return False
-    return True
+        return None
+    return facts.st_dev, facts.st_ino
 
 
 def _rng_state() -> dict[str, Any]:
