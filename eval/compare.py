@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kbsub.eval import plots
+from kbsub.eval.files import write_text_atomic
 from kbsub.eval.report_tables import best
 from kbsub.eval.result import Candidate, Result
 from kbsub.eval.tables import (
@@ -120,8 +121,7 @@ def write_summary(result: Result, stem: Path) -> list[Path]:
     parts = [f"## {table.title}\n\n{table.markdown()}\n" for table in tables_of(result)]
     if not parts:
         return []
-    markdown.parent.mkdir(parents=True, exist_ok=True)
-    markdown.write_text("\n".join(parts), encoding="utf-8")
+    write_text_atomic(markdown, "\n".join(parts))
     written = [markdown]
     for precision in PRECISIONS:
         for name in plots.names_with_data(result, precision, ("time", "error")):

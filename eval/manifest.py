@@ -6,10 +6,10 @@ Knows files only. `sha256sum -c MANIFEST.sha256` inside the folder checks the sa
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+
+from kbsub.eval.files import write_text_atomic
 
 NAME = "MANIFEST.sha256"
 
@@ -44,16 +44,7 @@ def manifest_text(folder: Path) -> str:
 def write_manifest(folder: Path) -> Path:
     """Write the folder's manifest, atomically; returns its path."""
     path = folder / NAME
-    text = manifest_text(folder)
-    descriptor, draft = tempfile.mkstemp(dir=folder, prefix=f".{NAME}.")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(draft, 0o644)
-        os.replace(draft, path)
-    except BaseException:
-        Path(draft).unlink(missing_ok=True)
-        raise
+    write_text_atomic(path, manifest_text(folder))
     return path
 
 

@@ -10,12 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kbsub.eval.files import replace_atomic
 from kbsub.eval.report_tables import cold_ms, gb_s, official_ms, worst_error
 from kbsub.eval.result import Candidate, Result
 from kbsub.eval.tables import best_ms, floor_ms, is_floor, programs, replay_of, title_of, typical_ms
@@ -129,17 +128,9 @@ def draw(data: Data, paint: Callable[[Any, Data], None], path: Path, size: tuple
             axes.spines[["top", "right"]].set_visible(False)
             paint(axes, data)
             axes.set_title(data["title"], loc="left", fontsize=11)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".png")
-            os.close(descriptor)
-            try:
-                # Software is matplotlib's own version by default, which would change the file for no reason.
-                figure.savefig(draft, dpi=150, metadata={DIGEST_KEY: data_digest(data), "Software": None})
-                os.chmod(draft, 0o644)
-                os.replace(draft, path)
-            except BaseException:
-                Path(draft).unlink(missing_ok=True)
-                raise
+            # Software is matplotlib's own version by default, which would change the file for no reason.
+            facts = {DIGEST_KEY: data_digest(data), "Software": None}
+            replace_atomic(path, lambda draft: figure.savefig(draft, dpi=150, metadata=facts))
         finally:
             pyplot.close(figure)
 

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from kbsub.eval import manifest, plots, report_tables, schema, tables
+from kbsub.eval.files import write_text_atomic
 from kbsub.eval.result import Result, read_result
 
 MARKER = re.compile(
@@ -208,10 +208,10 @@ def remake(root: Path, *, force: bool = False) -> list[str]:
     for path in papers(root):
         text = remade(path, root)
         if text != path.read_text("utf-8"):
-            _write(path, text)
+            write_text_atomic(path, text)
             written.append(str(path.relative_to(root)))
     if (root / "docs").is_dir() and not schema.is_current(root / schema.FILE):
-        _write(root / schema.FILE, schema.text())
+        write_text_atomic(root / schema.FILE, schema.text())
         written.append(schema.FILE.as_posix())
     for folder in result_folders(root):
         if not (folder / manifest.NAME).is_file() or manifest.check_manifest(folder):
@@ -222,15 +222,3 @@ def remake(root: Path, *, force: bool = False) -> list[str]:
 def result_folders(root: Path) -> list[Path]:
     """The folders of results/ that hold files."""
     return [folder for folder in sorted((root / "results").glob("*")) if folder.is_dir() and manifest.files_of(folder)]
-
-
-def _write(path: Path, text: str) -> None:
-    descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(draft, 0o644)
-        os.replace(draft, path)
-    except BaseException:
-        Path(draft).unlink(missing_ok=True)
-        raise

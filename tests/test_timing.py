@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -27,19 +29,8 @@ from kbsub.eval.timing import (
     upstream_statistics,
 )
 
-REFERENCE = """
-import torch
-class Model(torch.nn.Module):
-    def __init__(self, n):
-        super().__init__()
-        self.ln = torch.nn.LayerNorm(n)
-    def forward(self, x):
-        return self.ln(x)
-def get_inputs():
-    return [torch.rand(4, 12)]
-def get_init_inputs():
-    return [12]
-"""
+sys.path.insert(0, str(Path(__file__).parent))
+from small_reference import REFERENCE
 
 
 class CountedMachine(CpuMachine):
