@@ -69,21 +69,26 @@ def time_data(result: Result, precision: str = "fp32") -> Data:
 
 def error_data(result: Result, precision: str = "fp32") -> Data:
     """Points: program, kind, ms by upstream's clock, worst error against float64."""
-    points = []
+    points: list[dict[str, Any]] = []
+    left_out: list[str] = []
     eager = None
     for name, row in programs(result, precision).items():
         if not isinstance(row, Candidate):
             continue
         mine, worst = official_ms(row), worst_error(row)
         eager = eager if eager is not None else worst_error(row, "reference_max_abs")
-        if mine is not None and worst:
+        if mine is not None and worst is not None and not (math.isfinite(worst) and worst > 0):
+            left_out.append(f"{plain(name)}: {worst}")
+        elif mine is not None and worst is not None:
             points.append({"name": plain(name), "kind": kind_of(row), "ms": mine, "error": worst})
-    base = programs(result, precision).get("eager")
-    value = typical_ms(base.timing, "cuda_event") if base is not None else None
-    if value is not None and eager:
-        points.append({"name": "eager", "kind": "baseline", "ms": value, "error": eager})
+    for name in ("eager", "compile_default"):
+        base = programs(result, precision).get(name)
+        value = typical_ms(base.timing, "cuda_event") if base is not None else None
+        worst = worst_error(base) or (eager if name == "eager" else None)
+        if value is not None and worst is not None and math.isfinite(worst) and worst > 0:
+            points.append({"name": plain(name), "kind": "baseline", "ms": value, "error": worst})
     where = f"{result.environment.gpu}, torch {result.environment.torch}, {precision}"
-    return {"points": points, "title": f"Error against time, {where}"}
+    return {"points": points, "left_out": left_out, "title": f"Error against time, {where}"}
 
 
 def bandwidth_data(result: Result, precision: str = "fp16") -> Data:
@@ -176,6 +181,8 @@ def paint_error(axes: Any, data: Data) -> None:
     _plain_numbers(axes.xaxis)
     axes.set_xlabel("ms by upstream's clock, log scale")
     axes.set_ylabel("worst max abs error against float64, log scale")
+    if data["left_out"]:  # no place on a logarithmic axis
+        axes.annotate("not shown: " + ", ".join(data["left_out"]), (0, -0.16), xycoords="axes fraction", fontsize=8)
     _legend(axes, {point["kind"] for point in data["points"]}, bars=False)
 
 

@@ -41,19 +41,34 @@ def best(result: Result, contract: str | None = None, *, accurate: bool = False,
     return min(times, key=lambda name: times[name]) if times else None
 
 
+def worst_case(row: Any, side: str = "candidate_max_abs") -> tuple[float, str] | None:
+    """The largest max abs error of a row over the oracle's cases, and the case; None where none was measured.
+
+    NaN (no number where the formula has one) is worse than any number.
+    """
+    found = [(float(case[side]), name) for name, case in oracle_of(row).items() if case.get(side) is not None]
+    if not found:
+        return None
+    return max(found, key=lambda pair: math.inf if math.isnan(pair[0]) else pair[0])
+
+
 def worst_error(row: Any, side: str = "candidate_max_abs") -> float | None:
-    """The largest finite-case error against the float64 oracle over a row's cases; None where none was measured."""
+    worst = worst_case(row, side)
+    return None if worst is None else worst[0]
+
+
+def oracle_of(row: Any) -> dict[str, Mapping[str, Any]]:
+    """The oracle's cases of a candidate, or of a baseline that eval/error_table.py measured. Errors may read "NaN"."""
     cases = getattr(row, "oracle", None) or (getattr(row, "model_extra", None) or {}).get("oracle") or {}
-    values = [float(case[side]) for case in cases.values() if isinstance(case, Mapping) and _number(case.get(side))]
-    return max(values) if values else None
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
+    return {name: case for name, case in cases.items() if isinstance(case, Mapping) and "candidate_max_abs" in case}
 
 
 def error(value: float | None) -> str:
-    return NOTHING if value is None else f"{value:.1e}"
+    return NOTHING if value is None else f"{value:.1e}" if math.isfinite(value) else str(value)
+
+
+def worst_words(worst: tuple[float, str] | None) -> str:
+    return NOTHING if worst is None else f"{error(worst[0])} ({worst[1]})"
 
 
 def identity_words(row: Candidate) -> str:
@@ -68,30 +83,37 @@ def headline_table(result: Result) -> Table:
     table = Table("headline", headers)
     rows = programs(result)
     chosen = [best(result, "bit-identical"), best(result, accurate=True)]
-    eager_error: float | None = None
+    eager_error: tuple[float, str] | None = None
     for name in dict.fromkeys(name for name in chosen if name):
         row = rows[name]
         assert isinstance(row, Candidate)
         mine, eager = official_ms(row), reference_ms(row)
         speedup = f"{eager / mine:.1f}x" if mine and eager else NOTHING
         contract = "accurate" if name == chosen[1] else row.contract or "undeclared"
-        cells = [title_of(name), contract, ms(mine), speedup, identity_words(row), error(worst_error(row))]
+        cells = [title_of(name), contract, ms(mine), speedup, identity_words(row), worst_words(worst_case(row))]
         table.rows.append(cells)
-        eager_error = eager_error or worst_error(row, "reference_max_abs")
+        eager_error = eager_error or worst_case(row, "reference_max_abs")
     eager_ms = typical_ms(rows["eager"].timing, "cuda_event") if "eager" in rows else None
     for name in HEADLINE_BASELINES:
         value = typical_ms(rows[name].timing, "cuda_event") if name in rows else None
         if value is None:
             continue
         speedup = f"{eager_ms / value:.1f}x" if eager_ms else NOTHING
-        worst = eager_error if name == "eager" else worst_error(rows[name])
-        cells = [title_of(name), "baseline", ms(value), speedup, "native" if name == "eager" else NOTHING, error(worst)]
+        worst = worst_case(rows[name]) or (eager_error if name == "eager" else None)
+        cells = [
+            title_of(name),
+            "baseline",
+            ms(value),
+            speedup,
+            "native" if name == "eager" else NOTHING,
+            worst_words(worst),
+        ]
         table.rows.append(cells)
     if table.rows:
         table.notes = [
             f"{environment_words(result)}. Candidates: upstream's evaluator (mean of 100 `cuda_event`, cold L2), "
             "against the eager it times right after. Baselines: the same method, interleaved in one `kbsub bench`. "
-            "Worst error: max abs over the cases of the oracle table, whose largest values come from offset rows."
+            "Worst error: max abs over the oracle's cases, with the case."
         ]
     return table
 
@@ -161,17 +183,20 @@ def checks_table(result: Result, precision: str = "fp32") -> Table:
 
 def oracle_table(result: Result, candidates: Sequence[str] = (), precision: str = "fp32") -> Table:
     """Max abs error against float64, a case a row: eager and every candidate that was measured."""
-    rows = {name: row for name, row in programs(result, precision).items() if worst_error(row) is not None}
+    everyone = programs(result, precision)
+    rows = {name: row for name, row in everyone.items() if name != "eager" and oracle_of(row)}
     if candidates:
         rows = {name: rows[name] for name in candidates if name in rows}
     table = Table(f"max abs error against the float64 oracle, {precision}", ["case", "eager", *map(title_of, rows)])
     cases: dict[str, None] = {}
-    tables = {name: _oracle_of(row) for name, row in rows.items()}
+    tables = {name: oracle_of(row) for name, row in rows.items()}
+    native = oracle_of(everyone["eager"]) if "eager" in everyone else {}
     for found in tables.values():
         cases.update(dict.fromkeys(found))
     for case in cases:
         entries = [found.get(case) for found in tables.values()]
         reference = next((entry["reference_max_abs"] for entry in entries if entry), None)
+        reference = native[case]["candidate_max_abs"] if case in native else reference
         cells = [_error_cell(entry["candidate_max_abs"] if entry else None) for entry in entries]
         table.rows.append([case, _error_cell(reference), *cells])
     if table.rows:
@@ -181,13 +206,8 @@ def oracle_table(result: Result, candidates: Sequence[str] = (), precision: str 
     return table
 
 
-def _oracle_of(row: Any) -> dict[str, Mapping[str, Any]]:
-    cases = getattr(row, "oracle", None) or (row.model_extra or {}).get("oracle") or {}
-    return {name: case for name, case in cases.items() if isinstance(case, Mapping) and "candidate_max_abs" in case}
-
-
 def _error_cell(value: Any) -> str:
-    return error(float(value)) if _number(value) else NOTHING if value is None else str(value)
+    return NOTHING if value is None else error(float(value))
 
 
 def bandwidth_table(result: Result, precisions: Sequence[str]) -> Table:

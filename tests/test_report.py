@@ -42,8 +42,8 @@ def test_headline_picks_the_fastest_of_each_contract(result):
     assert [cells[0] for cells in table.rows] == ["`exact`", "`near`", "eager", "torch.compile default"]
     assert column(table, "`exact`", "speedup over eager") == "27.0x"
     assert column(table, "`exact`", "bit-equal cases") == "30/30"
-    assert column(table, "`near`", "worst error against float64") == "2.0e-06"
-    assert column(table, "eager", "worst error against float64") == "1.4e-03"
+    assert column(table, "`near`", "worst error against float64") == "2.0e-06 (+1000)"
+    assert column(table, "eager", "worst error against float64") == "1.4e-03 (+1000)"
 
 
 def test_official_table_copies_upstreams_words(result):
@@ -101,6 +101,19 @@ def test_shapes_table_has_eager_ours_and_ratio(result):
 def test_oracle_table_shows_both_errors(result):
     table = report_tables.oracle_table(result)
     assert row(table, "+1000")[1] == "1.4e-03" and column(table, "+1000", "`near`") == "2.0e-06"
+
+
+def test_no_number_at_all_is_the_worst_error():
+    data = content()
+    data["candidates"]["near"]["oracle"]["+-1e18"] = {"reference_max_abs": "NaN", "candidate_max_abs": "NaN"}
+    data["baselines"]["eager"]["oracle"] = {"+-1e18": {"candidate_max_abs": 1.0}}
+    result = Result.model_validate(data)
+    table = report_tables.headline_table(result)
+    assert column(table, "`near`", "worst error against float64") == "nan (+-1e18)"
+    assert column(table, "eager", "worst error against float64") == "1.0e+00 (+-1e18)"
+    oracle = report_tables.oracle_table(result)
+    assert oracle.headers.count("eager") == 1 and row(oracle, "+-1e18")[1] == "1.0e+00"
+    assert plots.error_data(result)["left_out"] == ["near: nan"]
 
 
 def test_verdicts_say_who_is_faster(result):
