@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,8 +11,10 @@ from typing import Any
 
 from kbsub.adapters.isolation import Status
 from kbsub.eval.batch import Batch, Run, Settings, evaluate, prepare, run_here, summary_paths
+from kbsub.eval.result import write_json_atomic
 
 SHOWN_FAILURES = 20
+RECORD = "kbsub_batch.json"  # how long the last invocation took, and which GPU judged how many of its rows
 
 
 def run_folder(
@@ -27,6 +31,7 @@ def run_folder(
     gpus > 1, a scheduler's address, or `workers` (CPU worker processes, for machines without a GPU) use
     dask.distributed. Raises BatchError when the batch cannot start or a row cannot be written.
     """
+    started = time.monotonic()
     batch = prepare(folder, settings)
     if batch.finished:
         console.print(f"{len(batch.finished)} of {_total(batch)} rows are finished and kept", highlight=False)
@@ -45,7 +50,21 @@ def run_folder(
         except KeyboardInterrupt:
             console.print("interrupted; finished rows are kept, the same command goes on after them", style="yellow")
             return 130
+    where = {"gpus": gpus, "scheduler": scheduler, "workers": workers}
+    write_json_atomic(folder / RECORD, _record(batch, rows, where, time.monotonic() - started))
     return _last_words(batch, rows, console)
+
+
+def _record(
+    batch: Batch, rows: Mapping[str, Mapping[str, Any]], where: Mapping[str, Any], seconds: float
+) -> dict[str, Any]:
+    """Wall time of this invocation in seconds, and by GPU (its uuid, or "no GPU") the rows that were judged there."""
+    judged = [rows[job.stem] for job in batch.jobs if job.stem in rows]
+    gpus = Counter(str((row.get("environment") or {}).get("gpu_uuid") or "no GPU") for row in judged)
+    statuses = Counter(str(row["status"]) for row in judged)
+    facts = {"rows": len(rows), "judged_now": len(judged), "seconds": round(seconds, 2), **where}
+    facts["judge_seconds"] = round(sum(float(row["seconds"]) for row in judged), 2)
+    return {**facts, "rows_by_gpu": dict(gpus), "statuses": dict(statuses), "protocol": batch.settings.protocol()}
 
 
 def _total(batch: Batch) -> int:

@@ -206,6 +206,9 @@ def test_interrupted_at_any_point_no_finished_row_is_lost(folder, number):
     output, _ = again.communicate(timeout=60)
     assert again.returncode == 0, output
     assert sorted(rows_of(folder)) == sorted(stems)
+    record = json.loads((folder / "kbsub_batch.json").read_text())
+    assert (record["rows"], record["judged_now"]) == (5, 5 - len(kept)), "the record is of this invocation"
+    assert record["statuses"] == {"OK": 5 - len(kept)} and record["seconds"] > 0
     assert [e["runtime"] for e in json.loads((folder / batches.SUMMARY).read_text())["40"]] == [0.0, 1.0, 2.0, 3.0, 4.0]
     judged = ledger(folder)
     assert all(judged.count(stem) == 1 for stem in kept), f"finished rows were judged again: {judged}"
