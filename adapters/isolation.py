@@ -30,6 +30,8 @@ from enum import Enum
 from pathlib import Path
 from typing import IO, Any
 
+from kbsub.adapters.processes import kill_everything, start_ticks
+
 # Bounds the child's heap in bytes; for the CPU path only, because CUDA reserves far more address space than it uses.
 MEMORY_LIMIT_VARIABLE = "KBSUB_MEMORY_LIMIT_BYTES"
 _RUN_VARIABLE = "KBSUB_RUN"  # marks every descendant, so that one which left the process group is found again
@@ -192,6 +194,7 @@ def run_isolated(
             )
         finally:
             os.close(send)
+        started_ticks = start_ticks(child.pid)
         output = child.stdout
         assert output is not None  # stdout=PIPE above
         try:
@@ -200,7 +203,7 @@ def run_isolated(
                 selector.register(descriptor, selectors.EVENT_READ, feed)
             timed_out = _pump(child, selector, frames, started + timeout_s)
         finally:
-            _kill_everything(child, token)
+            kill_everything(child, f"{_RUN_VARIABLE}={token}", started_ticks)
             _drain(selector)
             output.close()
             os.close(receive)
@@ -250,22 +253,6 @@ def _drain(selector: selectors.BaseSelector) -> None:
     end = time.monotonic() + 2.0
     while selector.get_map() and time.monotonic() < end and _read_ready(selector, 0):
         continue
-
-
-def _kill_everything(child: subprocess.Popen[bytes], token: str) -> None:
-    """End the child, its process group and every marked descendant that had left the group."""
-    try:
-        os.killpg(child.pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass  # the group is gone already
-    child.wait()
-    mark = f"{_RUN_VARIABLE}={token}".encode()
-    for entry in Path("/proc").glob("[0-9]*"):  # empty where there is no /proc
-        try:
-            if mark in (entry / "environ").read_bytes().split(b"\0"):
-                os.kill(int(entry.name), signal.SIGKILL)
-        except OSError:
-            continue  # ended meanwhile, or somebody else's
 
 
 def _verdict(code: int, frames: _Frames, log: str, timed_out: bool, timeout_s: float) -> tuple[Status, str]:
