@@ -19,6 +19,7 @@ import torch
 
 from kbsub.eval import contract
 from kbsub.eval.host_executor import H200_LIMITS, SMALL_LIMITS, HostFault, host_namespace
+from kbsub.eval.host_executor.build import LAUNCH_BOUNDS
 
 sys.path.insert(0, str(Path(__file__).parent))
 from host_run import cuda_candidates, disagreement, source_of
@@ -102,7 +103,7 @@ def mutants(stem: str, source: str) -> Iterator[tuple[str, str]]:
 
     def place(at: int) -> str:
         """The function around `at`, to recognise a mutant by when lines move."""
-        names = re.findall(r"[\w>*&)]\s+(\w+)\([^;{}]*?\)\s*\{", source[:at])
+        names = re.findall(r"[\w>*&)]\s+(\w+)\([^;{}]*?\)\s*\{", LAUNCH_BOUNDS.sub(" ", source[:at]))
         return next(name for name in reversed(names) if name not in ("for", "if", "while", "switch"))
 
     for pattern, kind in DROPPED:
