@@ -207,7 +207,7 @@ def unasked_fusion(source: str, options: tuple[str, ...], arch: str, ptx: str) -
     found = [f"PTX has {made} fused multiply-adds, the source asks for {written}"] if made != written else []
     if _LOOSE_PRODUCT.search(ptx) and _LOOSE_SUM.search(ptx):
         found.append(
-            "PTX has products and sums without a rounding mode: ptxas may fuse them; write __fmul_rn, __fadd_rn"
+            "PTX has products and sums without rounding mode: ptxas may fuse them; write __fmul_rn, __fadd_rn"
         )
     return found
 
@@ -241,7 +241,7 @@ def write_budget(path: Path, budgets: Mapping[str, Mapping[str, Mapping[str, int
     """As read by `read_budget`, a line a kernel."""
     lines = [
         "# What each kernel may use on any of sm_80, 86, 89, 90, 100, 120: registers a thread; static shared memory,",
-        "# spill and stack in bytes. Remade with: python -m kbsub.eval.compile_gate --write tests/resource_budget.toml FILE ...",
+        "# spill and stack in bytes. Remade with: python -m kbsub.eval.compile_gate --write THIS_FILE CANDIDATE ...",
     ]
     for stem, kernels in sorted(budgets.items()):
         lines += ["", f"[{stem}]"]

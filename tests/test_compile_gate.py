@@ -43,7 +43,7 @@ def test_budget_names_the_kernels_there_are() -> None:
     for stem, precisions in CUDA.items():
         source, _ = source_and_options(FOLDER / f"{stem}.py", precisions, "sm_90")
         there[stem] = set(kernel_names(source))
-    assert named == there, "remake it: python -m kbsub.eval.compile_gate --write tests/resource_budget.toml " + str(FOLDER)
+    assert named == there, "remake it: python -m kbsub.eval.compile_gate --write tests/resource_budget.toml FILE ..."
 
 
 def kernel(body: str, parameters: str = "float* y") -> str:
