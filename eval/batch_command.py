@@ -51,7 +51,10 @@ def run_folder(
             console.print("interrupted; finished rows are kept, the same command goes on after them", style="yellow")
             return 130
     where = {"gpus": gpus, "scheduler": scheduler, "workers": workers}
-    write_json_atomic(folder / RECORD, _record(batch, rows, where, time.monotonic() - started))
+    try:
+        write_json_atomic(folder / RECORD, _record(batch, rows, where, time.monotonic() - started))
+    except OSError as error:  # the rows are written; only the record of how long they took is not
+        console.print(f"{folder / RECORD}: cannot write: {error}", style="yellow", highlight=False)
     return _last_words(batch, rows, console)
 
 

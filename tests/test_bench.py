@@ -299,3 +299,37 @@ def test_bench_command_writes_json_table_and_picture(reference, tmp_path):
     assert sorted(path.name for path in out.parent.iterdir()) == ["task.json", "task_time.png", "task_timing.md"]
     refused = CliRunner().invoke(app, [*call[:-1], "--baselines", "none", "--out", str(tmp_path / "none.json")])
     assert "no official verdict is stored for mine" in refused.output and not (tmp_path / "none.json").exists()
+
+
+def test_interrupted_bench_keeps_what_was_finished(reference, tmp_path):
+    import signal
+    import subprocess
+    import time
+
+    (tmp_path / "reference.py").write_text(REFERENCE)
+    (tmp_path / "bench.toml").write_text("[[shapes]]\ninputs = [[2, 24]]\ninit = [24]\nseed = 827\nrounds = 500\n")
+    (tmp_path / "slow.py").write_text(MODEL.format(body="if len(x) == 2: import time; time.sleep(0.05)"))
+    out = tmp_path / "task.json"
+    call = [
+        "bench",
+        str(tmp_path / "slow.py"),
+        "--task",
+        str(tmp_path / "reference.py"),
+        "--device",
+        "cpu",
+        "--out",
+        str(out),
+    ]
+    options = ["--allow-unverified", "--shapes", "official,2x24", "--baselines", "eager"]
+    command = [sys.executable, "-m", "kbsub.eval.cli", *call, *options]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    end = time.monotonic() + 60
+    while not out.exists() and process.poll() is None and time.monotonic() < end:
+        time.sleep(0.05)
+    time.sleep(1.0)  # into the second scene
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 130 and "every finished method is in" in output, output
+    timing = read_result(out).candidates["slow"].timing
+    assert timing is not None and len(timing["cpu_rehearsal"].samples_ms) == 35
+    assert not [path for path in tmp_path.glob(".*") if path.is_file()], "a draft was left behind"
