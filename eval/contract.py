@@ -161,7 +161,7 @@ def from_bfloat16(bits: NDArray[np.uint16]) -> Float32:
     return result
 
 
-def _widened(x: Array) -> Float32:
+def widened(x: Array) -> Float32:
     """fp32 of fp32, fp16 or (as uint16 bits) bfloat16 numbers: exact."""
     if x.dtype == np.uint16:
         return from_bfloat16(x)
@@ -176,13 +176,13 @@ def layer_norm(x: Array, gamma: Array, beta: Array, eps: float, rstd: Float32 | 
 
     `rstd` (rows,) replaces the computed one: with the device's own values y then has the device's own bits.
     """
-    wide = _widened(x)
+    wide = widened(x)
     with np.errstate(all="ignore"):
         mean, m2 = row_moments(wide)
         var = m2 / np.float32(wide.shape[1])
         if rstd is None:
             rstd = rsqrt(var + np.float32(eps))
         scaled = rstd[:, None] * (wide - mean[:, None])
-        y = fma(_widened(gamma)[None, :], scaled, _widened(beta)[None, :])
+        y = fma(widened(gamma)[None, :], scaled, widened(beta)[None, :])
         narrow = to_bfloat16(y) if x.dtype == np.uint16 else y.astype(x.dtype)
     return Normalised(narrow, mean, var, rstd)
