@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -457,3 +458,24 @@ def test_caller_is_told_of_a_fault_in_forward() -> None:
     space = host_namespace(source.replace("i < n / 4; i += 128", "i <= n / 4; i += 128"))
     with pytest.raises(HostFault, match=r"memory fault in kernel row_statistics.*input 0"):
         space["ModelNew"](8)(torch.randn(2, 8))
+
+
+def test_misaligned_input_stays_misaligned() -> None:
+    space = host_namespace((CANDIDATES / "reference_order.py").read_text(encoding="utf-8"))
+    with pytest.raises(ValueError, match="aligned to 16 bytes"):
+        space["ModelNew"](8)(torch.randn(17)[1:].view(2, 8))
+
+
+def test_strided_input_stays_strided() -> None:
+    space = host_namespace((CANDIDATES / "reference_order.py").read_text(encoding="utf-8"))
+    with pytest.raises(ValueError, match="must be contiguous"):
+        space["ModelNew"](8)(torch.randn(8, 2).t())
+
+
+def test_no_two_threads_of_the_caller_disturb_a_launch() -> None:
+    host, outs = Host(SOURCE, workers=2), []
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(8):
+            outs.append(host.empty(12 * 16, dtype=torch.int32))
+        list(pool.map(lambda out: host.launch("indices", (2, 3, 2), (4, 2, 2), out), outs))
+    assert all(out.tolist() == [1000 * b + t for b in range(12) for t in range(16)] for out in outs)

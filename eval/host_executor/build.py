@@ -24,7 +24,7 @@ import platformdirs
 
 HERE = Path(__file__).parent
 HEADERS = HERE / "include"
-RUNTIME_SOURCES = ("runtime.cpp", "device.cpp")
+RUNTIME_SOURCES = ("launch.cpp", "blocks.cpp", "device.cpp", "faults.cpp")
 CACHE_VARIABLE = "KBSUB_HOST_CACHE"  # another folder for compiled kernels, for tests and read-only homes
 
 COMMON_FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-ffp-contract=off", "-fno-math-errno", "-fcf-protection=none")

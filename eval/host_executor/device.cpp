@@ -3,7 +3,6 @@
 
 #include <cstdio>
 #include <cstring>
-#include <map>
 #include <string>
 
 static constexpr uint64_t POISON_VALUE = (uint64_t)POISON << 32 | POISON;
@@ -52,7 +51,7 @@ extern "C" void kbsub_named_barrier(int id, int threads, int line)
 
 // ---- warp exchanges: the numbers of kbsub_host.h ----
 enum { SYNC, SHFL, SHFL_UP, SHFL_DOWN, SHFL_XOR, BALLOT, ADD, MIN, MAX, MIN_SIGNED, MAX_SIGNED, AND, OR, XOR };
-static const char* const OP_NAMES[] = {"__syncwarp", "__shfl_sync", "__shfl_up_sync", "__shfl_down_sync", "__shfl_xor_sync",
+const char* const OP_NAMES[] = {"__syncwarp", "__shfl_sync", "__shfl_up_sync", "__shfl_down_sync", "__shfl_xor_sync",
     "__ballot/any/all_sync", "__reduce_add_sync", "__reduce_min_sync", "__reduce_max_sync", "__reduce_min_sync",
     "__reduce_max_sync", "__reduce_and_sync", "__reduce_or_sync", "__reduce_xor_sync"};
 
@@ -176,7 +175,7 @@ static void pack(uint64_t* b, const Word& v)
     memcpy(b, &w, 8);
 }
 
-static std::string place(const void* p)
+std::string place(const void* p)
 {
     const auto* at = static_cast<const unsigned char*>(p);
     char text[80];
@@ -235,6 +234,12 @@ extern "C" void kbsub_barrier_arrive(uint64_t* b, unsigned expect_bytes, int lin
     w.bytes += (int)expect_bytes;
     pack(b, w);
     arrive(b, line);
+}
+
+void barrier_numbers(const uint64_t* b, unsigned* pending, unsigned* expected, int* bytes)
+{
+    const Word w = unpack(b);
+    *pending = w.pending, *expected = w.expected, *bytes = w.bytes;
 }
 
 bool phase_completed(const uint64_t* b, unsigned parity)
@@ -364,82 +369,6 @@ bool complete_one_event()
     }
     finish_copies(block->fibers[e.thread], e.upto);
     return arrive(e.barrier, e.bulk.line);
-}
-
-// ---- deadlock ----
-static std::string waits_for(const Block& b, unsigned thread)
-{
-    const Fiber& f = b.fibers[thread];
-    char text[300];
-    switch (f.state) {
-    case AT_SYNC:
-        snprintf(text, sizeof text, "at __syncthreads() (line %d)", f.line);
-        return text;
-    case AT_NAMED:
-        snprintf(text, sizeof text, "at named_barrier(%u, %u) (line %d), where %u have come", f.wait_for, b.named[f.wait_for].threads, f.line,
-                 b.named[f.wait_for].arrived);
-        return text;
-    case AT_WARP: {
-        std::string missing;
-        for (unsigned lane = 0; lane < 32 && (thread & ~31u) + lane < b.threads; lane++) {
-            const Fiber& o = b.fibers[(thread & ~31u) + lane];
-            if (f.mask >> lane & 1 && o.state != AT_WARP)
-                missing += (missing.empty() ? "" : ",") + std::to_string(lane);
-        }
-        snprintf(text, sizeof text, "at a divergent %s (line %d, mask %#x) for lanes %s", OP_NAMES[f.op], f.line, f.mask, missing.c_str());
-        return text;
-    }
-    case AT_BARRIER: {
-        const Word w = unpack(static_cast<const uint64_t*>(f.wait_on));
-        snprintf(text, sizeof text, "at barrier_wait (line %d), parity %u, on %s: %u of %u arrivals and %d bytes missing", f.line, f.wait_for,
-                 place(f.wait_on).c_str(), w.pending, w.expected, w.bytes);
-        return text;
-    }
-    case AT_GRID:
-        snprintf(text, sizeof text, "at %s (line %d): the counter is %u, must reach %u",
-                 f.wait_on == &report->grid_arrivals ? "grid_barrier" : "grid_wait", f.line, *static_cast<const unsigned*>(f.wait_on), f.wait_for);
-        return text;
-    case AT_SPIN:
-        snprintf(text, sizeof text, "at spin_pause() (line %d) for memory that nobody changes", f.line);
-        return text;
-    default:
-        return "";
-    }
-}
-
-void report_deadlock(const Block& stuck)
-{
-    std::map<std::string, std::pair<unsigned, unsigned>> reasons;  // text -> how many threads, the first of them
-    bool grid = false, divergent = false;
-    int line = 0;
-    unsigned first = stuck.threads;
-    block = const_cast<Block*>(&stuck);
-    blockIdx = stuck.index;
-    for (unsigned t = 0; t < stuck.threads; t++) {
-        const Fiber& f = stuck.fibers[t];
-        if (f.state == DONE)
-            continue;
-        grid |= f.state == AT_GRID || f.state == AT_SPIN;
-        divergent |= f.state == AT_WARP;
-        auto& entry = reasons.try_emplace(waits_for(stuck, t), 0, t).first->second;
-        entry.first++;
-        // The thread to name: one that waits for what cannot come, rather than for the rest of its block.
-        const bool better = first == stuck.threads || (stuck.fibers[first].state == AT_SYNC && f.state != AT_SYNC);
-        if (better)
-            first = t, line = f.line;
-    }
-    std::string text = grid ? "grid barrier that cannot be passed" : divergent ? "divergent warp, deadlocked" : "deadlock";
-    if (grid && !launch->cooperative)
-        text += " (" + std::to_string(resident_blocks()) + " blocks are resident: only a cooperative launch has all of them at once)";
-    text += ": no thread of the block can go on.";
-    for (const auto& [reason, who] : reasons) {
-        const Dim t = thread_index(who.second);
-        char head[100];
-        snprintf(head, sizeof head, " %u thread(s), first (%u,%u,%u), wait ", who.first, t.x, t.y, t.z);
-        text += head + reason + ".";
-    }
-    threadIdx = thread_index(first);
-    fault(grid ? GRID : divergent ? DIVERGENCE : DEADLOCK, line, "%s", text.c_str());
 }
 
 extern "C" void kbsub_trap(int line)

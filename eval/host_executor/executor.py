@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import threading
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -30,6 +31,7 @@ from kbsub.eval.host_executor.memory import GuardedMemory
 KINDS = ("none", "memory", "misaligned", "deadlock", "divergence", "grid", "barrier", "shared", "stack", "trap",
          "timeout", "crash")  # fmt: skip  # enum Kind of runtime.h
 MAX_WORKERS = 64
+_ONE_LAUNCH = threading.Lock()  # the runtime keeps the launch it works on in global variables
 MAX_BLOCKS_PER_MULTIPROCESSOR = 32
 RESERVED_SHARED_BYTES = 1024  # the driver's own, for each resident block
 
@@ -211,7 +213,8 @@ class HostExecutor:
         core = runtime()
         page = self.memory.empty((core.kbsub_report_bytes(),), torch.uint8, "the launch report").zero_()
         report = _Report.from_address(page.data_ptr())
-        code = core.kbsub_launch(ctypes.byref(order), ctypes.byref(report))
+        with _ONE_LAUNCH:
+            code = core.kbsub_launch(ctypes.byref(order), ctypes.byref(report))
         if code == -1:
             raise KeyboardInterrupt
         kind, text = KINDS[report.kind], report.text.decode(errors="replace")
@@ -233,22 +236,23 @@ class HostExecutor:
                 tensor.data = self.memory.copy(tensor.data, name)
 
     def call(self, model: torch.nn.Module, method: Any, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """`method(*inputs)` with everything it allocates in guarded memory. Views and strides of inputs are kept
-        for contiguous tensors only; others are passed as they are (and refused at a launch)."""
+        """`method(*inputs)` with its CPU inputs copied to, and everything it allocates put in, guarded memory.
+
+        An input that the candidate wrote is copied back, so that the caller sees it changed.
+        """
         if self._depth:
             return method(*inputs, **keywords)
 
         def guard(value: Any, name: str = "input") -> Any:
-            plain = isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.is_contiguous()
+            plain = isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.layout == torch.strided
             return self.memory.copy(value, name) if plain and value.numel() and not self.memory.owns(value) else value
 
         self.guard_model(model)
-        # A copy of the input is judged afterwards too: a candidate that writes its input must be seen doing so.
         guarded = tuple(guard(value, f"input {i}") for i, value in enumerate(inputs))
         with self._active():
             result = method(*guarded, **{key: guard(value, key) for key, value in keywords.items()})
         for given, used in zip(inputs, guarded, strict=True):
-            if given is not used and isinstance(given, torch.Tensor):
+            if given is not used and not _same_bits(given, used):
                 given.detach().copy_(used)
         return result
 
@@ -260,6 +264,13 @@ class HostExecutor:
                 yield
         finally:
             self._depth -= 1
+
+
+def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    integer = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(a.element_size())
+    if integer is None:
+        return False
+    return torch.equal(a.detach().contiguous().view(integer), b.contiguous().view(integer))
 
 
 def _argument(memory: GuardedMemory, kernel: HostKernel, position: int, value: Any) -> Any:
@@ -300,7 +311,7 @@ class _GuardedAllocations(TorchFunctionMode):
             if value.numel() == 0 or self.memory.owns(value):
                 return value
             if name in self.UNWRITTEN:
-                return self.memory.empty(value.shape, value.dtype, f"output of torch.{name}{tuple(value.shape)}")
+                return self.memory.like(value, f"output of torch.{name}{tuple(value.shape)}")
             return self.memory.copy(value, f"result of torch.{name}{tuple(value.shape)}")
 
         return tree_map(guard, result)

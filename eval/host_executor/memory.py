@@ -85,14 +85,25 @@ class GuardedMemory:
         body = _bytes_at(region.body, region.end - region.body)
         _fill_poison(body, region.body)
         holder = (ctypes.c_uint8 * nbytes).from_address(region.data)
-        weakref.finalize(holder, _forget, weakref.ref(self), region)
+        # Not at exit: a tensor may outlive the clean-up, and the process gives its memory back anyway.
+        weakref.finalize(holder, _forget, weakref.ref(self), region).atexit = False
         self._regions[region.start] = region
         bisect.insort(self._starts, region.start)
         return torch.frombuffer(holder, dtype=dtype, count=count).view(shape)
 
+    def like(self, tensor: torch.Tensor, name: str = "") -> torch.Tensor:
+        """A poisoned tensor of the same shape, dtype, strides and address modulo the alignment."""
+        if tensor.numel() == 0:
+            return torch.empty_like(tensor)
+        size = tensor.element_size()
+        shift = tensor.data_ptr() % ALIGNMENT // size if tensor.data_ptr() % size == 0 else 0
+        span = 1 + sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        # The end still meets the guard page when shift and span fill whole 16 bytes, as rows of vec4 do.
+        return self.empty((shift + span,), tensor.dtype, name).as_strided(tensor.shape, tensor.stride(), shift)
+
     def copy(self, tensor: torch.Tensor, name: str = "") -> torch.Tensor:
-        """A guarded contiguous copy with the same values."""
-        guarded = self.empty(tensor.shape, tensor.dtype, name)
+        """As `like`, with the same values."""
+        guarded = self.like(tensor, name)
         guarded.copy_(tensor.detach())
         return guarded
 

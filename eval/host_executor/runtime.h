@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <deque>
 #include <numeric>
+#include <string>
 #include <vector>
 
 struct Dim {
@@ -134,14 +135,30 @@ extern Dim threadIdx, blockIdx, blockDim, gridDim;
 extern unsigned char *kbsub_static_base, *kbsub_dynamic_base;
 }
 
+enum Pass { ENDED, STUCK };
+
+// faults.cpp
+[[noreturn]] void die();
+void catch_signals();
 [[noreturn]] void fault(Kind kind, int line, const char* format, ...) __attribute__((format(printf, 3, 4)));
 [[noreturn]] void report_deadlock(const Block& stuck);
+// blocks.cpp
+void prepare(unsigned worker, size_t stacks);   // of this process, before its first block
+void begin(Block& b, unsigned number);
+Pass run(Block& b, bool* moved);
+bool waits_for_other_blocks(const Block& b, bool* spins);
 Dim thread_index(unsigned thread);
+void poison(void* at, size_t bytes);
 void wait_here(State state, int line);          // leave this fiber until its state says it may go on
+// device.cpp
+extern const char* const OP_NAMES[];
+std::string place(const void* barrier);
 bool complete_one_event();                      // of the running block; true when a barrier's phase completed
 bool phase_completed(const uint64_t* barrier, unsigned parity);
 void barrier_numbers(const uint64_t* barrier, unsigned* pending, unsigned* expected, int* bytes);
 void warp_lane_exited(unsigned thread);
+// launch.cpp
 size_t resident_blocks();
+
+constexpr size_t STACK_BYTES = 32 << 10;        // of a thread
 constexpr uint32_t POISON = 0xfffbfffbu;        // a NaN as fp32 and fp64, and each half a NaN as fp16 and bf16
-void poison(void* at, size_t bytes);

@@ -6,7 +6,7 @@
 //   __shared__        thread_local: implies static storage, and combines with `extern`. The library brings its own
 //                     __tls_get_addr, so "thread-local" memory is the shared memory of the block that runs now
 //                     (poisoned at its start, ended by a guard page).
-//   a block's threads fibers of one process (runtime.cpp): a thread runs until it waits, then another one does.
+//   a block's threads fibers of one process (blocks.cpp): a thread runs until it waits, then another one does.
 //   __syncthreads, *_sync, barrier_wait, grid_wait, grid_barrier, spin_pause    the places where a thread can wait.
 #pragma once
 
@@ -27,7 +27,7 @@ typedef __SIZE_TYPE__ size_t;
 #include "kbsub_host_math.h"
 
 extern "C" {
-// Set by runtime.cpp each time a thread is resumed.
+// Set by blocks.cpp each time a thread is resumed.
 extern uint3 threadIdx, blockIdx;
 extern dim3 blockDim, gridDim;
 extern unsigned char* kbsub_static_base;   // static shared memory of the running block
@@ -64,7 +64,7 @@ extern "C" __attribute__((visibility("hidden"))) void* __tls_get_addr(kbsub_tls_
 // The last, defaulted argument is the line in CUDA_SOURCE that a fault names.
 inline void __syncthreads(int line = __builtin_LINE()) { kbsub_syncthreads(line); }
 
-// The same numbers in runtime.cpp.
+// The same numbers in device.cpp.
 enum { KBSUB_SYNC, KBSUB_SHFL, KBSUB_SHFL_UP, KBSUB_SHFL_DOWN, KBSUB_SHFL_XOR, KBSUB_BALLOT,
        KBSUB_ADD, KBSUB_MIN, KBSUB_MAX, KBSUB_MIN_SIGNED, KBSUB_MAX_SIGNED, KBSUB_AND, KBSUB_OR, KBSUB_XOR };
 
