@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
+import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,12 +16,14 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 from host_run import Host
 
+from kbsub.adapters.isolation import Status
 from kbsub.eval.host_executor import (
     H200_LIMITS,
     SMALL_LIMITS,
     GuardedMemory,
     HostBuildError,
     HostFault,
+    HostUnavailable,
     build,
     host_namespace,
     poisoned,
@@ -479,3 +483,25 @@ def test_no_two_threads_of_the_caller_disturb_a_launch() -> None:
             outs.append(host.empty(12 * 16, dtype=torch.int32))
         list(pool.map(lambda out: host.launch("indices", (2, 3, 2), (4, 2, 2), out), outs))
     assert all(out.tolist() == [1000 * b + t for b in range(12) for t in range(16)] for out in outs)
+
+
+def test_machine_without_a_compiler_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(HostUnavailable, match=r"no C\+\+ compiler .* install g\+\+") as caught:
+        host_namespace((CANDIDATES / "reference_order.py").read_text(encoding="utf-8"))
+    assert caught.value.status is Status.NOT_RUN
+
+
+def test_cache_is_used_again_and_pruned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KBSUB_HOST_CACHE", str(tmp_path))
+    monkeypatch.setattr(importlib.import_module("kbsub.eval.host_executor.build"), "MAX_CACHED", 3)
+    for age in range(5):
+        (tmp_path / f"old-{age}").mkdir()
+        os.utime(tmp_path / f"old-{age}", (10.0 * age, 10.0 * age))
+    source = 'extern "C" __global__ void k(int* y) { y[0] = 41; }'
+    first = build.__wrapped__(source, ()).source_path
+    built = first.with_name("kernels.so").stat().st_mtime_ns
+    assert build.__wrapped__(source, ()).source_path == first
+    assert first.with_name("kernels.so").stat().st_mtime_ns == built
+    kept = sorted(entry.name for entry in tmp_path.iterdir() if entry.name.startswith("old"))
+    assert kept == ["old-2", "old-3", "old-4"]

@@ -6,6 +6,7 @@ Of the NVRTC options only -D (and -U) reach the host compiler; those that would 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -15,6 +16,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +24,14 @@ from typing import Any
 
 import platformdirs
 
+from kbsub.adapters.isolation import JudgeFailure, Status
+
 HERE = Path(__file__).parent
 HEADERS = HERE / "include"
 RUNTIME_SOURCES = ("launch.cpp", "blocks.cpp", "device.cpp", "faults.cpp")
 CACHE_VARIABLE = "KBSUB_HOST_CACHE"  # another folder for compiled kernels, for tests and read-only homes
 
+MAX_CACHED = 300  # builds of about 100 KB
 COMMON_FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-ffp-contract=off", "-fno-math-errno", "-fcf-protection=none")
 KERNEL_FLAGS = (
     "-fno-strict-aliasing",  # CUDA sources reinterpret float as float4
@@ -44,6 +49,13 @@ KERNEL_NAME = re.compile(r'extern\s+"C"\s+__global__\s+void\s+(\w+)\s*\(')
 MODULE_VARIABLE = re.compile(
     r"^\s*(?:static\s+)?__device__\s+[^(){};]*?(\w+)\s*(?:\[[^\]]*\])?\s*(?:=[^;]*)?;", re.MULTILINE
 )
+
+
+class HostUnavailable(JudgeFailure):
+    """This machine cannot run kernels on the host at all; as a judge's failure it is a NOT_RUN row."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Status.NOT_RUN, message)
 
 
 class HostBuildError(RuntimeError):
@@ -69,12 +81,18 @@ class HostLibrary:
 
 
 def compiler() -> str:
-    """The C++ compiler: $CXX, else g++. HostBuildError where there is none."""
+    """The C++ compiler: $CXX, else g++. HostUnavailable where there is none."""
     name = os.environ.get("CXX") or "g++"
     found = shutil.which(name)
     if found is None:
-        raise HostBuildError(f"no C++ compiler ({name}) on PATH: install g++ (Debian: apt-get install g++) or set CXX")
+        raise HostUnavailable(f"no C++ compiler ({name}) on PATH: install g++ (Debian: apt-get install g++) or set CXX")
     return found
+
+
+def require_host() -> None:
+    """HostUnavailable, with the way out, where kernels cannot be built and run on the CPU."""
+    compiler()
+    _machine_flags()
 
 
 def cache_folder() -> Path:
@@ -97,7 +115,7 @@ def _private_folder() -> Path:
 def _machine_flags() -> tuple[str, ...]:
     """A hardware fma where the CPU has one: the same bits as the library's, many times faster."""
     if platform.machine() != "x86_64":
-        raise HostBuildError(f"the host executor has x86-64 code and does not run on {platform.machine()}")
+        raise HostUnavailable(f"the host executor has x86-64 code and does not run on {platform.machine()}")
     try:
         words = Path("/proc/cpuinfo").read_text().split()
     except OSError:
@@ -123,7 +141,10 @@ def _compile(stem: str, files: dict[str, str], flags: Sequence[str], sources: Se
     facts = (command[1:], files, _headers_digest(), _compiler_version(cxx))
     final = cache_folder() / f"{stem}-{hashlib.sha256(repr(facts).encode()).hexdigest()[:32]}"
     if (final / f"{stem}.so").is_file():
+        with contextlib.suppress(OSError):
+            os.utime(final)  # used again: `_prune` takes the longest unused
         return final
+    _prune(cache_folder())
     draft = Path(tempfile.mkdtemp(prefix=f"{stem}-draft-", dir=cache_folder()))
     try:
         for name, text in files.items():
@@ -141,6 +162,14 @@ def _compile(stem: str, files: dict[str, str], flags: Sequence[str], sources: Se
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return final
+
+
+def _prune(folder: Path) -> None:
+    """Keep the cache small: beyond MAX_CACHED builds the longest unused ones go, but none of the last hour."""
+    entries = sorted((entry.stat().st_mtime, entry) for entry in folder.iterdir())
+    for used, entry in entries[: max(0, len(entries) - MAX_CACHED)]:
+        if used < time.time() - 3600:
+            shutil.rmtree(entry, ignore_errors=True)
 
 
 @functools.lru_cache(maxsize=None)

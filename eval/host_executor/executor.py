@@ -25,7 +25,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from kbsub.eval.host_executor.build import HostKernel, build, runtime
+from kbsub.eval.host_executor.build import HostKernel, build, require_host, runtime
 from kbsub.eval.host_executor.memory import GuardedMemory
 
 KINDS = ("none", "memory", "misaligned", "deadlock", "divergence", "grid", "barrier", "shared", "stack", "trap",
@@ -339,10 +339,14 @@ def host_namespace(
 
 
 def adopt(space: dict[str, Any], limits: Limits, executor: HostExecutor) -> None:
-    """Patch an already executed candidate namespace: cuda_module, device_limits, DEVICE_TYPE and ModelNew."""
+    """Patch an already executed candidate namespace: cuda_module, device_limits, DEVICE_TYPE and ModelNew.
+
+    HostUnavailable where this machine has no C++ compiler or another processor.
+    """
     space["host_executor"] = executor
     if "CUDA_SOURCE" not in space:
         return
+    require_host()
     own_limits = space["DeviceLimits"](**asdict(limits))
     modules: dict[tuple[str, tuple[str, ...]], HostModule] = {}
 
