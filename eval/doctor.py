@@ -24,7 +24,7 @@ PROBE_TIMEOUT_S = 120.0
 # A kernel of one line: that NVRTC compiles it for a GPU that is not here is what the compile gate needs.
 PROBE_KERNEL = 'extern "C" __global__ void probe(float* y, float x) { y[threadIdx.x] = x; }'
 PROBE_ARCH = "sm_90"
-COMPILERS = ("c++", "g++", "clang++")
+COMPILERS = ("g++", "c++")  # as eval/host_executor/build.py, which needs GCC
 
 
 @dataclass(frozen=True)
@@ -192,13 +192,14 @@ def probe_git() -> Finding:
 
 
 def probe_compiler() -> Finding:
-    """A C++ compiler that takes -std=c++20: $CXX, else the first of c++, g++ and clang++ on PATH."""
+    """GCC that takes -std=c++20: $CXX, else the first of g++ and c++ on PATH."""
     name = "C++20 compiler"
     tried = [os.environ["CXX"]] if os.environ.get("CXX") else list(COMPILERS)
     program = next(filter(None, map(shutil.which, tried)), None)
     if program is None:
         return Finding(name, False, f"none of {', '.join(tried)} on PATH", "install g++ (10 or later)")
-    source = "#include <bit>\nint main() { return std::bit_cast<int>(1.0f) == 0; }\n"
+    source = "#if !defined(__GNUC__) || defined(__clang__)\n#error not GCC\n#endif\n"
+    source += "#include <bit>\nint main() { return std::bit_cast<int>(1.0f) == 0; }\n"
     with tempfile.TemporaryDirectory() as folder:
         command = [program, "-std=c++20", "-x", "c++", "-", "-o", str(Path(folder, "probe"))]
         try:

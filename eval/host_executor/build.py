@@ -81,9 +81,13 @@ class HostLibrary:
 
 
 def compiler() -> str:
-    """The C++ compiler: $CXX, else g++. HostUnavailable where there is none."""
-    name = os.environ.get("CXX") or "g++"
-    found = shutil.which(name)
+    """GCC: $CXX, else g++, else c++. HostUnavailable where there is none."""
+    given = os.environ.get("CXX")
+    tried = (given,) if given else ("g++", "c++")
+    name = " or ".join(tried)
+    found = next(filter(None, map(shutil.which, tried)), None)
+    if found is not None and "Free Software Foundation" not in _compiler_version(found):
+        raise HostUnavailable(f"{found} is not GCC, which the host build needs: install g++ or point CXX at it")
     if found is None:
         raise HostUnavailable(f"no C++ compiler ({name}) on PATH: install g++ (Debian: apt-get install g++) or set CXX")
     return found
