@@ -183,6 +183,37 @@ extern "C" __global__ void relay(uint4* slots, unsigned* out)  // block b spins 
         publish_words(slots + blockIdx.x, make_uint4(sum + blockIdx.x, 0u, 0u, 1u));
     }
 }
+extern "C" __global__ void hand_over(const int* x, int* y)  // warps 0, 1 write what warps 2, 3 read; block 128
+{
+    __shared__ int held[64];
+    const int t = threadIdx.x % 64;
+    for (int round = 0; round < 3; ++round) {
+        if (threadIdx.x < 64) {
+            held[t] = x[64 * round + t];
+            named_barrier(1, 128);
+            named_barrier(2, 128);
+        } else {
+            named_barrier(1, 128);
+            y[64 * round + t] = held[63 - t];
+            named_barrier(2, 128);
+        }
+    }
+    if (threadIdx.x >= 64) {  // a barrier of two warps only
+        held[t] = y[t];
+        named_barrier(3, 64);
+        y[192 + t] = held[63 - t];
+    }
+}
+extern "C" __global__ void looks_before_it_waits(int* y)
+{
+    __shared__ Barrier ready;
+    if (threadIdx.x == 0) barrier_init(&ready, 32);
+    __syncthreads();
+    y[threadIdx.x] = barrier_test(&ready, 0);  // the first to look comes too early
+    barrier_arrive(&ready);
+    barrier_wait(&ready, 0);
+    y[32 + threadIdx.x] = barrier_test(&ready, 0);
+}
 extern "C" __global__ void conversions(const float* x, unsigned short* half, unsigned short* brain, int n)
 {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -327,6 +358,19 @@ def test_blocks_that_spin_for_each_other(seed: int, workers: int) -> None:
     slots, out = host.tensor(torch.zeros(30, 4), torch.int32), host.empty(30, dtype=torch.int32)
     host.launch("relay", 30, 64, slots, out, cooperative=True)
     assert out.tolist() == [b * (b + 1) // 2 for b in range(30)]
+
+
+def test_named_barriers_for_parts_of_a_block(host: Host) -> None:
+    x, y = host.tensor(torch.arange(192), torch.int32), host.empty(256, dtype=torch.int32)
+    host.launch("hand_over", 1, 128, x, y)
+    assert y.view(4, 64)[:3].tolist() == x.view(3, 64).flip(1).tolist()
+    assert y[192:].tolist() == x[:64].tolist()
+
+
+def test_barrier_can_be_looked_at_without_waiting(host: Host) -> None:
+    y = host.empty(64, dtype=torch.int32)
+    host.launch("looks_before_it_waits", 1, 32, y)
+    assert y[:32].min() == 0 and y[32:].tolist() == [1] * 32
 
 
 def test_conversions_round_as_torch_does(host: Host) -> None:

@@ -113,6 +113,16 @@ extern "C" __global__ void two_syncthreads(float* y)
         __syncthreads();
     y[threadIdx.x] = 1.f;
 }
+extern "C" __global__ void named_mismatch(float* y)
+{
+    if (threadIdx.x < 32) named_barrier(1, 64); else named_barrier(1, 32);
+    y[threadIdx.x] = 1.f;
+}
+extern "C" __global__ void named_alone(float* y)
+{
+    if (threadIdx.x < 32) named_barrier(2, 64);
+    y[threadIdx.x] = 1.f;
+}
 extern "C" __global__ void meet(unsigned* counter, float* y)
 {
     if (threadIdx.x == 0) {
@@ -232,6 +242,8 @@ PLANTED = (
     Planted("foreign_mask", "divergence", "does not name the calling lane 16", block=32, thread_at=(16, 0, 0)),
     Planted("mixed_shuffles", "divergence", "divergent __shfl", block=32, thread_at=(1, 0, 0)),
     Planted("two_syncthreads", "divergence", "while other threads of the block wait", thread_at=(32, 0, 0)),
+    Planted("named_mismatch", "divergence", "while 32 threads wait", thread_at=(32, 0, 0)),
+    Planted("named_alone", "deadlock", "at named_barrier(2, 64)", thread_at=(0, 0, 0)),
     Planted("meet", "grid", "only a cooperative launch", ("counter", "y"), grid=4, n=256, thread_at=(0, 0, 0)),
     Planted("meet", "grid", "only 128 are resident", ("counter", "y"), grid=129, n=256, cooperative=True),
     Planted("meet_one_missing", "grid", "the counter is 3, must reach 4", ("counter", "y"), grid=4, n=256,

@@ -35,6 +35,7 @@ MAX_CACHED = 300  # builds of about 100 KB
 COMMON_FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-ffp-contract=off", "-fno-math-errno", "-fcf-protection=none")
 KERNEL_FLAGS = (
     "-fno-strict-aliasing",  # CUDA sources reinterpret float as float4
+    "-mtls-dialect=gnu",
     "-ftls-model=global-dynamic",  # every __shared__ access goes through the header's own __tls_get_addr
     "-fno-extern-tls-init",
     "-fsanitize=alignment",  # a misaligned float4 is a fault on the device, and must be one here
