@@ -125,3 +125,59 @@ inline unsigned short float_to_bfloat16(float value)  // cvt.rn.bf16.f32; a NaN 
         return 0x7fff;
     return (unsigned short)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
 }
+
+// ---- half arithmetic: each operation rounded once, to half. fp32 has 24 >= 2 * 11 + 2 bits, so that rounding a sum, a
+// difference or a product to fp32 first changes nothing. Subnormal halves are kept, as by PTX add.rn.f16 and its kin.
+inline unsigned short half_add(unsigned short a, unsigned short b)
+{
+    return float_to_half(half_to_float(a) + half_to_float(b));
+}
+inline unsigned short half_sub(unsigned short a, unsigned short b)
+{
+    return float_to_half(half_to_float(a) - half_to_float(b));
+}
+inline unsigned short half_mul(unsigned short a, unsigned short b)
+{
+    return float_to_half(half_to_float(a) * half_to_float(b));
+}
+inline unsigned short half_fma(unsigned short a, unsigned short b, unsigned short c)
+{
+    // 64 bits of significand hold the product and the sum exactly; rounding to odd keeps fp32 from making a tie.
+    const long double exact = (long double)(half_to_float(a) * half_to_float(b)) + (long double)half_to_float(c);
+    const float near = (float)exact;
+    unsigned bits = __float_as_uint(near);
+    if ((long double)near != exact && !__builtin_isnan(near) && !__builtin_isinf(near)) {
+        if (__builtin_fabsl((long double)near) > __builtin_fabsl(exact))
+            --bits;
+        bits |= 1u;
+    }
+    return float_to_half(__uint_as_float(bits));
+}
+
+// Two halves in a word, the first in the low bits.
+#define KBSUB_HALF2(low, high) ((unsigned)(low) | (unsigned)(high) << 16)
+inline unsigned short kbsub_low(unsigned pair) { return (unsigned short)(pair & 0xffffu); }
+inline unsigned short kbsub_high(unsigned pair) { return (unsigned short)(pair >> 16); }
+inline unsigned half2_add(unsigned a, unsigned b)
+{
+    return KBSUB_HALF2(half_add(kbsub_low(a), kbsub_low(b)), half_add(kbsub_high(a), kbsub_high(b)));
+}
+inline unsigned half2_sub(unsigned a, unsigned b)
+{
+    return KBSUB_HALF2(half_sub(kbsub_low(a), kbsub_low(b)), half_sub(kbsub_high(a), kbsub_high(b)));
+}
+inline unsigned half2_mul(unsigned a, unsigned b)
+{
+    return KBSUB_HALF2(half_mul(kbsub_low(a), kbsub_low(b)), half_mul(kbsub_high(a), kbsub_high(b)));
+}
+inline unsigned half2_fma(unsigned a, unsigned b, unsigned c)
+{
+    return KBSUB_HALF2(
+        half_fma(kbsub_low(a), kbsub_low(b), kbsub_low(c)), half_fma(kbsub_high(a), kbsub_high(b), kbsub_high(c)));
+}
+inline unsigned floats_to_half2(float low, float high) { return KBSUB_HALF2(float_to_half(low), float_to_half(high)); }
+inline unsigned floats_to_bfloat162(float low, float high)
+{
+    return KBSUB_HALF2(float_to_bfloat16(low), float_to_bfloat16(high));
+}
+#undef KBSUB_HALF2
