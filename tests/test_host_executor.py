@@ -8,6 +8,7 @@ import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from kbsub.eval.host_executor import (
     host_namespace,
     poisoned,
 )
+from kbsub.eval.host_executor.memory import transfer
 
 CANDIDATES = Path(__file__).resolve().parents[1] / "submissions" / "level1_40"
 ORDERS = (0, 1, 5)  # threads in order, reversed, shuffled
@@ -518,6 +520,34 @@ def test_strided_input_stays_strided() -> None:
     space = host_namespace((CANDIDATES / "reference_order.py").read_text(encoding="utf-8"))
     with pytest.raises(ValueError, match="must be contiguous"):
         space["ModelNew"](8)(torch.randn(8, 2).t())
+
+
+# Views in which several elements are one place in memory: (name, how it is made from a tensor of 40 floats).
+OVERLAPPING = (
+    ("expanded rows", lambda t: t[:8].expand(3, 8)),
+    ("expanded columns", lambda t: t[:3].view(3, 1).expand(3, 8)),
+    ("one value", lambda t: t[5].expand(3, 8)),
+    ("windows", lambda t: t.unfold(0, 8, 3)),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("made", [made for _, made in OVERLAPPING], ids=[name for name, _ in OVERLAPPING])
+def test_overlapping_input_reaches_the_candidate_and_comes_back(made: Any) -> None:
+    memory, given = GuardedMemory(), torch.randn(40)
+    view = made(given)
+    guarded = memory.copy(view)
+    assert memory.owns(guarded) and guarded.stride() == view.stride()
+    assert torch.equal(guarded, view)
+    guarded.as_strided((1,), (1,)).mul_(-1)  # what a kernel would write at the first address
+    transfer(guarded, view)
+    assert torch.equal(guarded, view)
+
+
+def test_candidate_may_copy_an_expanded_input() -> None:
+    source = (CANDIDATES / "reference_order.py").read_text(encoding="utf-8")
+    space = host_namespace(source.replace("require_supported(x, self.ln)", "x = x.contiguous()", 1))
+    x = torch.randn(1, 8).expand(3, 8)
+    assert torch.allclose(space["ModelNew"](8)(x), torch.nn.functional.layer_norm(x, (8,)), atol=1e-5)
 
 
 def test_no_two_threads_of_the_caller_disturb_a_launch() -> None:

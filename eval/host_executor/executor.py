@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from kbsub.eval.host_executor.build import HostKernel, build, require_host, runtime
-from kbsub.eval.host_executor.memory import GuardedMemory
+from kbsub.eval.host_executor.memory import GuardedMemory, transfer
 
 KINDS = ("none", "memory", "misaligned", "deadlock", "divergence", "grid", "barrier", "shared", "stack", "trap",
          "timeout", "crash")  # fmt: skip  # enum Kind of runtime.h
@@ -253,7 +253,7 @@ class HostExecutor:
             result = method(*guarded, **{key: guard(value, key) for key, value in keywords.items()})
         for given, used in zip(inputs, guarded, strict=True):
             if given is not used and not _same_bits(given, used):
-                given.detach().copy_(used)
+                transfer(used, given)
         return result
 
     @contextlib.contextmanager

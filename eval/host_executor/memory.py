@@ -97,14 +97,13 @@ class GuardedMemory:
             return torch.empty_like(tensor)
         size = tensor.element_size()
         shift = tensor.data_ptr() % ALIGNMENT // size if tensor.data_ptr() % size == 0 else 0
-        span = 1 + sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
         # The end still meets the guard page when shift and span fill whole 16 bytes, as rows of vec4 do.
-        return self.empty((shift + span,), tensor.dtype, name).as_strided(tensor.shape, tensor.stride(), shift)
+        return self.empty((shift + _span(tensor),), tensor.dtype, name).as_strided(tensor.shape, tensor.stride(), shift)
 
     def copy(self, tensor: torch.Tensor, name: str = "") -> torch.Tensor:
         """As `like`, with the same values."""
         guarded = self.like(tensor, name)
-        guarded.copy_(tensor.detach())
+        transfer(tensor, guarded)
         return guarded
 
     def find(self, address: int) -> _Region | None:
@@ -144,6 +143,33 @@ class GuardedMemory:
                     _fill_poison(slack, address)
                     return where
         return None
+
+
+def _span(tensor: torch.Tensor) -> int:
+    """Elements from the first to the last, gaps included."""
+    return 1 + sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def transfer(source: torch.Tensor, target: torch.Tensor) -> None:
+    """Copy the values of `source` to `target`, a tensor of the same shape and strides, where elements may overlap.
+
+    torch refuses to write a tensor several of whose elements are one place in memory, as those of expand() are.
+    """
+    source, target = source.detach(), target.detach()
+    for dim in range(source.dim()):
+        if source.stride(dim) == 0 and source.shape[dim] > 1:
+            source, target = source.narrow(dim, 0, 1), target.narrow(dim, 0, 1)
+    order = sorted(range(source.dim()), key=source.stride)
+    reach = 0  # of the elements within the dimensions so far
+    for dim in order:
+        if source.shape[dim] > 1 and source.stride(dim) <= reach:  # windows, as unfold() makes them
+            span = (
+                1 + sum((length - 1) * stride for length, stride in zip(source.shape, source.stride(), strict=True)),
+            )
+            target.as_strided(span, (1,)).copy_(source.as_strided(span, (1,)))
+            return
+        reach += (source.shape[dim] - 1) * source.stride(dim)
+    target.copy_(source)
 
 
 def _forget(owner: weakref.ref[GuardedMemory], region: _Region) -> None:
