@@ -56,6 +56,13 @@ with draft:
 os.replace(draft.name, folder / "entry")
 (folder / "log.txt").write_text("built")
 """,
+    "clears_its_own_folder": NATIVE  # rmtree names files relative to a folder that it has open
+    + """
+import pathlib, shutil, tempfile
+folder = pathlib.Path(tempfile.mkdtemp())
+(folder / "object.o").write_text("built")
+shutil.rmtree(folder)
+""",
     "defines_records": NATIVE
     + """
 import collections, dataclasses, functools, os, tempfile, typing
@@ -148,6 +155,15 @@ def test_the_mutation_score_is_complete(nowhere: str) -> None:
 def test_honest_habits_are_clean(name: str, nowhere: str) -> None:
     verdict = judged(HONEST[name], (), nowhere)
     assert verdict["clean"], f"{name}: {verdict['findings']}"
+
+
+def test_a_file_removed_through_an_open_folder_is_named(nowhere: str) -> None:
+    kept = Path(nowhere) / "kept"
+    kept.mkdir()
+    (kept / "row.json").write_text("{}")
+    verdict = judged(NATIVE + "\nimport os\nos.remove('row.json', dir_fd=os.open('kept', os.O_RDONLY))\n", (), nowhere)
+    assert guards_of(verdict) == {"result_written"}
+    assert f"{Path('kept', 'row.json')} os.remove" in verdict["findings"][0]["message"], verdict["findings"]
 
 
 @pytest.mark.parametrize("path", sorted(LADDER.glob("*.py")), ids=lambda path: path.stem)

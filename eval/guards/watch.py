@@ -51,7 +51,15 @@ BACKEND_FLAGS: tuple[tuple[Any, str], ...] = (
     (torch.backends.mkldnn, "enabled"),
 )
 
-_WRITE_EVENTS = {"os.rename": 1, "os.remove": 0, "os.truncate": 0, "os.link": 1, "os.symlink": 1, "os.chmod": 0}
+# Audit event: (which argument is the path, which one the descriptor of the folder it is relative to).
+_WRITE_EVENTS = {
+    "os.rename": (1, 3),
+    "os.remove": (0, 1),
+    "os.truncate": (0, None),
+    "os.link": (1, 3),
+    "os.symlink": (1, 2),
+    "os.chmod": (0, 2),
+}
 _SEARCH_EVENTS = ("gc.get_objects", "gc.get_referrers", "gc.get_referents", "sys._getframe", "sys._current_frames")
 _PROCESS_EVENTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "os.exec", "pty.spawn")
 # Standard modules that only carry a call on; whoever called them is the one who asked.
@@ -257,10 +265,12 @@ class Watch:
                     self._descriptor(path, "open")
             elif writes and isinstance(path, (str, bytes, os.PathLike)):
                 self._path(path, "opened for writing")
-        elif event in _WRITE_EVENTS and len(arguments) > _WRITE_EVENTS[event]:
-            path = arguments[_WRITE_EVENTS[event]]
+        elif event in _WRITE_EVENTS:
+            at, folder_at = _WRITE_EVENTS[event]
+            path = arguments[at] if len(arguments) > at else None
+            folder = arguments[folder_at] if folder_at is not None and len(arguments) > folder_at else -1
             if isinstance(path, (str, bytes, os.PathLike)):
-                self._path(path, event)
+                self._path(_below(folder, path), event)
         elif event in _SEARCH_EVENTS:
             if self._asked_by_candidate():
                 self.report(
@@ -286,6 +296,17 @@ class Watch:
         if not caches or any(len(folder.parts) > deepest for folder in inside):
             name = next((real.relative_to(folder) for folder in inside if real != folder), real.name)
             self.report("result_written", f"{self.where}: {name} {how}; a candidate writes to the caches only")
+
+
+def _below(folder: Any, path: Any) -> str:
+    """`path`, which shutil.rmtree gives relative to an open folder; as it is where that folder cannot be told."""
+    text = os.fsdecode(path)
+    if not isinstance(folder, int) or folder < 0:
+        return text
+    try:
+        return os.path.join(os.readlink(f"/proc/self/fd/{folder}"), text)
+    except OSError:
+        return text
 
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
