@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 MOST_THREADS = 1024  # of a block
-MOST_HELD = 32  # elements
+MOST_HELD = 16  # elements
 MAX_WIDTH = 2**30  # so that an int counts past the end of a row without overflow
 MAX_ROWS = 2**31 - 1  # CUDA's limit on a grid's x
 
@@ -90,7 +90,7 @@ __device__ __forceinline__ unsigned short block_sum(unsigned short v, unsigned s
     return warp_sum(threadIdx.x % 32 < blockDim.x / 32 ? partials[threadIdx.x % 32] : (unsigned short)0);
 }
 
-// layer_norm_f16_f16: grid (rows), block (threads); element j of the row belongs to thread j % threads. All in half.
+// layer_norm_f16_f16: grid (rows), block (threads); element j of the row belongs to thread j % threads.
 extern "C" __global__ void __launch_bounds__(1024) layer_norm_f16_f16(
     const unsigned short* __restrict__ x, const unsigned short* __restrict__ gamma,
     const unsigned short* __restrict__ beta, unsigned short* __restrict__ y, int n, float eps)

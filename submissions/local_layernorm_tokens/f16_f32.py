@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 MOST_THREADS = 1024  # of a block
-MOST_HELD = 32  # elements, widened
+MOST_HELD = 16  # elements, widened
 MAX_WIDTH = 2**30  # so that an int counts past the end of a row without overflow
 MAX_ROWS = 2**31 - 1  # CUDA's limit on a grid's x
 

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 MOST_THREADS = 1024  # of a block
-MOST_HELD = 8  # octets, 32 registers
+MOST_HELD = 4  # octets, 16 registers of 64
 WIDTH = 8  # elements of an octet
 BYTES = 4  # of one access, a pair
 MAX_WIDTH = 2**30  # so that an int counts past the end of a row without overflow

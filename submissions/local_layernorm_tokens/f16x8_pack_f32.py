@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 MOST_THREADS = 1024  # of a block
-MOST_HELD = 8  # octets, 32 registers
+MOST_HELD = 2  # octets, 8 registers: widened, they are 16
 WIDTH = 8  # elements of an octet
 BYTES = 16  # of such an access
 MAX_WIDTH = 2**30  # so that an int counts past the end of a row without overflow

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 MOST_THREADS = 1024  # of a block
-MOST_HELD = 32  # elements: 1,024 threads have 64 registers each
+MOST_HELD = 16  # elements: 1,024 threads have 64 registers each
 MAX_WIDTH = 2**30  # so that an int counts past the end of a row without overflow
 MAX_ROWS = 2**31 - 1  # CUDA's limit on a grid's x
 

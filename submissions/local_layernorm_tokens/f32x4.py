@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 MOST_THREADS = 1024  # of a block
-MOST_HELD = 8  # vectors, 32 registers
+MOST_HELD = 4  # vectors, 16 registers of 64
 WIDTH = 4  # elements of a vector
 BYTES = 16  # of such an access
 MAX_WIDTH = 2**30  # so that an int counts past the end of a row without overflow

@@ -25,8 +25,10 @@ from torch import nn
 
 WARP = 32
 ROW_BLOCK = 128  # threads of a block that holds several rows: small, so that its rows end at about the same time
-HELD = (1, 2, 4, 8)  # vectors a thread keeps in registers: one kernel each; 8 are 32 registers
-MOST_THREADS = 1024
+HELD = (1, 2, 4, 8)  # vectors a lane keeps in registers where a warp has the row: one kernel each; 8 are 32 registers
+# (threads, vectors each) where a block has it, by element size; 8 unpacked vectors of half take too many registers.
+BLOCKS = {4: ((128, 4), (128, 8), (256, 8), (512, 8)), 2: ((128, 4), (256, 4), (256, 8), (512, 8))}
+WIDE_THREADS, WIDE_HELD = 1024, 4  # beyond: 64 registers a thread, so most of the row in shared memory
 ACCESS = 16  # bytes
 STATIC_SHARED = 1024  # bytes a block uses beside its slots, rounded up
 MAX_WIDTH = 2**30  # so that an int counts past the end of a row without overflow
@@ -54,6 +56,11 @@ __device__ __forceinline__ unsigned floats_to_bfloat162(float low, float high)
     unsigned pair;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
     return pair;
+}
+// The compiler must not keep the unpacked elements of one use for the next: they take twice the registers.
+__device__ __forceinline__ void forget_unpacked(uint4& v)
+{
+    asm volatile("" : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w));
 }
 #endif
 
@@ -137,14 +144,13 @@ __device__ __forceinline__ uint4 load_parameters(const Element* p, int at, int n
 }
 __device__ __forceinline__ void store(Element* row, int at, int n, uint4 v)
 {
-    if (ALIGNED || (whole(at, n) && (unsigned long long)(row + at) % 16 == 0)) {
+    if (ALIGNED || (whole(at, n) && (unsigned long long)(row + at) % 16 == 0))
         *reinterpret_cast<uint4*>(row + at) = v;
-        return;
-    }
+    else
 #pragma unroll
-    for (int k = 0; k < W; ++k)
-        if (in_row(at + k, n))
-            row[at + k] = element_of(v, k);
+        for (int k = 0; k < W; ++k)
+            if (in_row(at + k, n))
+                row[at + k] = element_of(v, k);
 }
 
 // ---- the threads that share a row ----
@@ -199,12 +205,13 @@ __device__ __forceinline__ float mean_of(uint4 v, float share)
 #pragma unroll
     for (int k = 0; k < W; k += 2)
         e[k] = fmaf(e[k], share, e[k + 1] * share);
-#pragma unroll
-    for (int apart = 2; apart < W; apart *= 2)
-#pragma unroll
-        for (int k = 0; k < W; k += 2 * apart)
-            e[k] += e[k + apart];
-    return e[0];
+#if ELEMENT != 0
+    e[0] += e[2];
+    e[4] += e[6];
+    return e[0] + e[4];
+#else
+    return e[0] + e[2];
+#endif
 }
 __device__ __forceinline__ void add_deviations(float2& sums, uint4 v, float mean, int at, int n)
 {
@@ -233,8 +240,9 @@ __device__ __forceinline__ uint4 output(uint4 v, Statistics s, uint4 gamma, uint
 }
 
 // The row of n elements at x to y, by the threads of `group`: vector v belongs to thread v % group.size. A thread keeps
-// its first HELD vectors in registers and the next `stored` in its slots of shared memory; the rest is read again.
-template <int HELD, class Group>
+// its first HELD vectors in registers. WIDE: the next `stored` in its slots of shared memory; the rest is read again.
+// Not WIDE: a row has at most HELD vectors a thread, and one more of them only where it starts inside a vector.
+template <int HELD, bool WIDE, class Group>
 __device__ __forceinline__ void normalise(
     const Group& group, const Element* x, const Element* gamma, const Element* beta, Element* y, int n, float eps,
     uint4* slots, int stored)
@@ -244,7 +252,8 @@ __device__ __forceinline__ void normalise(
     const int step = W * group.size;
     const int first = W * group.rank - shift;
     const int in_slots = first + HELD * step;
-    const int beyond = in_slots + stored * step;
+    const int beyond = WIDE ? in_slots + stored * step : in_slots;
+    constexpr bool REST = WIDE || !ALIGNED;
 
     uint4 held[HELD];
 #pragma unroll
@@ -254,12 +263,12 @@ __device__ __forceinline__ void normalise(
     }
     const float share = 1.f / n;
     float sum = 0.f;
-    for (int at = in_slots, i = 0; i < stored && at < n; at += step, ++i) {
+    for (int at = in_slots, i = 0; WIDE && i < stored && at < n; at += step, ++i) {
         const uint4 v = load(x, at, n);
         slots[i * group.size] = v;
         sum += mean_of(v, share);
     }
-    for (int at = beyond; at < n; at += step)
+    for (int at = beyond; REST && at < n; at += step)
         sum += mean_of(load(x, at, n), share);
     float part[HELD];
 #pragma unroll
@@ -271,6 +280,9 @@ __device__ __forceinline__ void normalise(
         for (int i = 0; i + apart < HELD; i += 2 * apart)
             part[i] += part[i + apart];
     const float mean = group.sum(sum + part[0], 0);
+#pragma unroll
+    for (int i = 0; i < HELD; ++i)
+        forget_unpacked(held[i]);
 
     float2 sums = {0.f, 0.f};
 #pragma unroll
@@ -279,11 +291,14 @@ __device__ __forceinline__ void normalise(
         if (at < n)
             add_deviations(sums, held[i], mean, at, n);
     }
-    for (int at = in_slots, i = 0; i < stored && at < n; at += step, ++i)
+    for (int at = in_slots, i = 0; WIDE && i < stored && at < n; at += step, ++i)
         add_deviations(sums, slots[i * group.size], mean, at, n);
-    for (int at = beyond; at < n; at += step)
+    for (int at = beyond; REST && at < n; at += step)
         add_deviations(sums, load(x, at, n), mean, at, n);
     sums = group.sum2(sums, 1);
+#pragma unroll
+    for (int i = 0; i < HELD; ++i)
+        forget_unpacked(held[i]);
 
     Statistics s;
     s.mean = mean;
@@ -297,9 +312,9 @@ __device__ __forceinline__ void normalise(
         if (at < n)
             store(y, at, n, output(held[i], s, load_parameters(gamma, at, n), load_parameters(beta, at, n)));
     }
-    for (int at = in_slots, i = 0; i < stored && at < n; at += step, ++i)
+    for (int at = in_slots, i = 0; WIDE && i < stored && at < n; at += step, ++i)
         store(y, at, n, output(slots[i * group.size], s, load_parameters(gamma, at, n), load_parameters(beta, at, n)));
-    for (int at = beyond; at < n; at += step)
+    for (int at = beyond; REST && at < n; at += step)
         store(y, at, n, output(load(x, at, n), s, load_parameters(gamma, at, n), load_parameters(beta, at, n)));
 }
 
@@ -312,7 +327,7 @@ extern "C" __global__ void __launch_bounds__(128) rows_by_lanes(
     const Lanes group = {(int)(threadIdx.x % lanes), lanes};
     // Lanes whose row does not exist take part in the warp's shuffles, with an empty row.
     const long long start = row < rows ? row * n : 0;
-    normalise<1>(group, x + start, gamma, beta, y + start, row < rows ? n : 0, eps, nullptr, 0);
+    normalise<1, false>(group, x + start, gamma, beta, y + start, row < rows ? n : 0, eps, nullptr, 0);
 }
 
 // rows_by_warps_<HELD>: grid (row blocks), block (128): a row to each warp.
@@ -322,7 +337,7 @@ __device__ __forceinline__ void by_warps(
 {
     const long long row = blockIdx.x * 4LL + threadIdx.x / 32;
     if (row < rows)
-        normalise<HELD>(Warp{(int)threadIdx.x % 32}, x + row * n, gamma, beta, y + row * n, n, eps, nullptr, 0);
+        normalise<HELD, false>(Warp{(int)threadIdx.x % 32}, x + row * n, gamma, beta, y + row * n, n, eps, nullptr, 0);
 }
 extern "C" __global__ void __launch_bounds__(128) rows_by_warps_1(
     const Element* __restrict__ x, const Element* __restrict__ gamma, const Element* __restrict__ beta,
@@ -349,35 +364,37 @@ extern "C" __global__ void __launch_bounds__(128) rows_by_warps_8(
     by_warps<8>(x, gamma, beta, y, rows, n, eps);
 }
 
-// row_by_block_<HELD>: grid (rows), block (threads): a row to each block, `stored` vectors a thread in shared memory.
-template <int HELD>
+// row_by_block_<HELD>: grid (rows), block (threads): a row to each block, in registers. Five blocks of 256 are asked
+// for because at fewer (the compiler's own choice for halves) too few bytes are under way.
+// wide_row: the same with `stored` vectors a thread in shared memory.
+template <int HELD, bool WIDE>
 __device__ __forceinline__ void by_block(
-    const Element* x, const Element* gamma, const Element* beta, Element* y, int n, float eps, int stored)
+    const Element* x, const Element* gamma, const Element* beta, Element* y, int n, float eps, uint4* slots, int stored)
 {
-    extern __shared__ __align__(16) unsigned char shared_memory[];
     __shared__ float2 partials[64];
     const Block group = {(int)threadIdx.x, (int)blockDim.x, partials};
     const long long start = (long long)blockIdx.x * n;
-    uint4* slots = reinterpret_cast<uint4*>(shared_memory) + threadIdx.x;
-    normalise<HELD>(group, x + start, gamma, beta, y + start, n, eps, slots, stored);
+    normalise<HELD, WIDE>(group, x + start, gamma, beta, y + start, n, eps, slots, stored);
 }
-extern "C" __global__ void __launch_bounds__(1024) row_by_block_2(
+extern "C" __global__ void __launch_bounds__(256, ALIGNED ? 5 : 1) row_by_block_4(
+    const Element* __restrict__ x, const Element* __restrict__ gamma, const Element* __restrict__ beta,
+    Element* __restrict__ y, int n, float eps)
+{
+    by_block<4, false>(x, gamma, beta, y, n, eps, nullptr, 0);
+}
+extern "C" __global__ void __launch_bounds__(512) row_by_block_8(
+    const Element* __restrict__ x, const Element* __restrict__ gamma, const Element* __restrict__ beta,
+    Element* __restrict__ y, int n, float eps)
+{
+    by_block<8, false>(x, gamma, beta, y, n, eps, nullptr, 0);
+}
+extern "C" __global__ void __launch_bounds__(1024) wide_row(
     const Element* __restrict__ x, const Element* __restrict__ gamma, const Element* __restrict__ beta,
     Element* __restrict__ y, int n, float eps, int stored)
 {
-    by_block<2>(x, gamma, beta, y, n, eps, stored);
-}
-extern "C" __global__ void __launch_bounds__(1024) row_by_block_4(
-    const Element* __restrict__ x, const Element* __restrict__ gamma, const Element* __restrict__ beta,
-    Element* __restrict__ y, int n, float eps, int stored)
-{
-    by_block<4>(x, gamma, beta, y, n, eps, stored);
-}
-extern "C" __global__ void __launch_bounds__(1024) row_by_block_8(
-    const Element* __restrict__ x, const Element* __restrict__ gamma, const Element* __restrict__ beta,
-    Element* __restrict__ y, int n, float eps, int stored)
-{
-    by_block<8>(x, gamma, beta, y, n, eps, stored);
+    extern __shared__ __align__(16) unsigned char shared_memory[];
+    by_block<4, true>(
+        x, gamma, beta, y, n, eps, reinterpret_cast<uint4*>(shared_memory) + threadIdx.x, stored);
 }
 """
 NVRTC_OPTIONS = ("--std=c++17", "--fmad=true", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
@@ -535,13 +552,12 @@ def geometry(rows: int, n: int, dtype: torch.dtype, limits: DeviceLimits) -> Geo
     if vectors <= WARP * HELD[-1]:
         held = next(held for held in HELD if WARP * held >= vectors)
         return Geometry(f"rows_by_warps_{held}", (-(-rows * WARP // ROW_BLOCK),), (ROW_BLOCK,), -1, 0)
-    threads = ROW_BLOCK
-    while threads < MOST_THREADS and threads * HELD[-1] < vectors:
-        threads *= 2
-    held = next((held for held in HELD if threads * held >= vectors), HELD[-1])
-    room = (limits.shared_bytes_per_block - STATIC_SHARED) // (ACCESS * threads)
-    stored = min(max(-(-vectors // threads) - held, 0), room)
-    return Geometry(f"row_by_block_{held}", (rows,), (threads,), stored, stored * ACCESS * threads)
+    for threads, held in BLOCKS[dtype.itemsize]:
+        if threads * held >= vectors:
+            return Geometry(f"row_by_block_{held}", (rows,), (threads,), -1, 0)
+    room = (limits.shared_bytes_per_block - STATIC_SHARED) // (ACCESS * WIDE_THREADS)
+    stored = min(-(-vectors // WIDE_THREADS) - WIDE_HELD, room)
+    return Geometry("wide_row", (rows,), (WIDE_THREADS,), stored, stored * ACCESS * WIDE_THREADS)
 
 
 class AffineParameters(nn.Module):
@@ -597,7 +613,7 @@ class ModelNew(nn.Module):
         aligned = n * x.element_size() % ACCESS == 0 and all(tensor.data_ptr() % ACCESS == 0 for tensor in tensors)
         options = (*NVRTC_OPTIONS, f"-DELEMENT={ELEMENT[x.dtype]}", f"-DALIGNED={int(aligned)}")
         arguments = [tensor.data_ptr() for tensor in tensors]
-        if not launch.kernel.startswith("row_by_block"):
+        if launch.kernel.startswith("rows_by"):
             arguments.append(np.int64(rows))
         arguments += [np.int32(n), np.float32(self.ln.eps)]
         if launch.last >= 0:

@@ -1,0 +1,380 @@
+"""LayerNorm with every sum in half, one block a row: what must not be done to rows of four million elements.
+
+Contract: control, fp16: declared to fail the official check, and it does.
+
+The design of a teaching kernel (`f16_f16.py` of the token task) at this task's shape. A half number ends at 65,504:
+the row length is infinite in half, so mean and variance are 0 or NaN, whatever the data. The official check sees it
+here; in the token task, at 512 elements a row, it sees nothing until the inputs are scaled.
+"""
+
+import functools
+import hashlib
+import os
+import pathlib
+import tempfile
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+MOST_THREADS = 1024  # of a block
+MOST_HELD = 16  # elements
+MAX_WIDTH = 2**30  # so that an int counts past the end of a row without overflow
+MAX_ROWS = 2**31 - 1  # CUDA's limit on a grid's x
+ELEMENT = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+
+CUDA_SOURCE = r"""
+// ELEMENT of x, gamma, beta and y: 0 fp32, 1 fp16, 2 bf16. Whatever it is, it becomes half on arrival.
+// HELD: how many elements of its row a thread keeps in registers; what a wider row has beyond them is read again.
+#ifndef KBSUB_HOST
+__device__ __forceinline__ float half_to_float(unsigned short h)
+{
+    float f;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h));
+    return f;
+}
+__device__ __forceinline__ unsigned short float_to_half(float f)
+{
+    unsigned short h;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f));
+    return h;
+}
+__device__ __forceinline__ unsigned short half_add(unsigned short a, unsigned short b)
+{
+    unsigned short r;
+    asm("add.rn.f16 %0, %1, %2;" : "=h"(r) : "h"(a), "h"(b));
+    return r;
+}
+__device__ __forceinline__ unsigned short half_sub(unsigned short a, unsigned short b)
+{
+    unsigned short r;
+    asm("sub.rn.f16 %0, %1, %2;" : "=h"(r) : "h"(a), "h"(b));
+    return r;
+}
+__device__ __forceinline__ unsigned short half_mul(unsigned short a, unsigned short b)
+{
+    unsigned short r;
+    asm("mul.rn.f16 %0, %1, %2;" : "=h"(r) : "h"(a), "h"(b));
+    return r;
+}
+__device__ __forceinline__ unsigned short half_fma(unsigned short a, unsigned short b, unsigned short c)
+{
+    unsigned short r;
+    asm("fma.rn.f16 %0, %1, %2, %3;" : "=h"(r) : "h"(a), "h"(b), "h"(c));
+    return r;
+}
+__device__ __forceinline__ unsigned short float_to_bfloat16(float f)
+{
+    unsigned short h;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(f));
+    return h;
+}
+#endif
+
+#if ELEMENT == 0
+typedef float Element;
+__device__ __forceinline__ unsigned short to_half(Element e) { return float_to_half(e); }
+__device__ __forceinline__ Element from_half(unsigned short h) { return half_to_float(h); }
+#elif ELEMENT == 1
+typedef unsigned short Element;
+__device__ __forceinline__ unsigned short to_half(Element e) { return e; }
+__device__ __forceinline__ Element from_half(unsigned short h) { return h; }
+#else
+typedef unsigned short Element;
+__device__ __forceinline__ unsigned short to_half(Element e)
+{
+    return float_to_half(__uint_as_float((unsigned)e << 16));
+}
+__device__ __forceinline__ Element from_half(unsigned short h) { return float_to_bfloat16(half_to_float(h)); }
+#endif
+
+__device__ __forceinline__ unsigned short half_div(unsigned short a, unsigned short b)
+{
+    return float_to_half(half_to_float(a) / half_to_float(b));  // 24 bits >= 2 * 11 + 2: rounded as if once
+}
+__device__ __forceinline__ unsigned short half_rsqrt(unsigned short a)
+{
+    return float_to_half(rsqrtf(half_to_float(a)));
+}
+
+// The sum over the block, in every thread: each warp first, then each warp again over the warps' sums.
+__device__ __forceinline__ unsigned short warp_sum(unsigned short v)
+{
+    for (int lanes = 16; lanes > 0; lanes /= 2)
+        v = half_add(v, (unsigned short)__shfl_xor_sync(0xffffffffu, (unsigned)v, lanes));
+    return v;
+}
+__device__ __forceinline__ unsigned short block_sum(unsigned short v, unsigned short* partials)
+{
+    v = warp_sum(v);
+    if (threadIdx.x % 32 == 0)
+        partials[threadIdx.x / 32] = v;
+    __syncthreads();
+    return warp_sum(threadIdx.x % 32 < blockDim.x / 32 ? partials[threadIdx.x % 32] : (unsigned short)0);
+}
+
+__device__ __forceinline__ Element output(
+    unsigned short v, unsigned short mean, unsigned short rstd, Element g, Element b)
+{
+    return from_half(half_fma(half_mul(half_sub(v, mean), rstd), to_half(g), to_half(b)));
+}
+
+// layer_norm_half_accumulated: grid (rows), block (threads); element j of the row belongs to thread j % threads.
+extern "C" __global__ void __launch_bounds__(1024) layer_norm_half_accumulated(
+    const Element* __restrict__ x, const Element* __restrict__ gamma, const Element* __restrict__ beta,
+    Element* __restrict__ y, int n, float eps)
+{
+    __shared__ unsigned short partials[2][32];
+    const int threads = blockDim.x;
+    const int first = threadIdx.x;
+    const int beyond = first + HELD * threads;
+    const unsigned short width = float_to_half((float)n);  // infinite above 65,519
+    x += (long long)blockIdx.x * n;
+    y += (long long)blockIdx.x * n;
+
+    unsigned short held[HELD];
+    unsigned short sum = 0;
+#pragma unroll
+    for (int i = 0; i < HELD; ++i) {
+        const int j = first + i * threads;
+        held[i] = j < n ? to_half(x[j]) : (unsigned short)0;
+        sum = half_add(sum, held[i]);
+    }
+    for (int j = beyond; j < n; j += threads)
+        sum = half_add(sum, to_half(x[j]));
+    const unsigned short mean = half_div(block_sum(sum, partials[0]), width);
+
+    unsigned short squares = 0;
+#pragma unroll
+    for (int i = 0; i < HELD; ++i) {
+        const unsigned short d = half_sub(held[i], mean);
+        if (first + i * threads < n)
+            squares = half_fma(d, d, squares);
+    }
+    for (int j = beyond; j < n; j += threads) {
+        const unsigned short d = half_sub(to_half(x[j]), mean);
+        squares = half_fma(d, d, squares);
+    }
+    const unsigned short var = half_div(block_sum(squares, partials[1]), width);
+    const unsigned short rstd = half_rsqrt(half_add(var, float_to_half(eps)));
+
+#pragma unroll
+    for (int i = 0; i < HELD; ++i) {
+        const int j = first + i * threads;
+        if (j < n)
+            y[j] = output(held[i], mean, rstd, gamma[j], beta[j]);
+    }
+    for (int j = beyond; j < n; j += threads)
+        y[j] = output(to_half(x[j]), mean, rstd, gamma[j], beta[j]);
+}
+"""
+NVRTC_OPTIONS = ("--std=c++17", "--fmad=true", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
+
+
+# ---- loader: byte-identical in every CUDA file of this repository; a test says so ----
+DEVICE_TYPE = "cuda"  # where tensors must live; the host executor sets "cpu"
+
+
+class DeviceLimits(NamedTuple):
+    """What a launch geometry may depend on: the device, never pointers, contents or call counts."""
+
+    index: int
+    compute_capability: int  # 90 for sm_90
+    multiprocessors: int
+    shared_bytes_per_block: int  # the opt-in limit
+    shared_bytes_per_multiprocessor: int
+    threads_per_multiprocessor: int
+    l2_bytes: int
+    fp32_to_fp64_ratio: int  # 2 on H100/H200, 64 on consumer parts
+
+
+@functools.lru_cache(maxsize=None)
+def device_limits(index: int) -> DeviceLimits:
+    import cupy
+
+    device = cupy.cuda.Device(index)
+    facts = device.attributes
+    return DeviceLimits(
+        index=index,
+        compute_capability=int(device.compute_capability),
+        multiprocessors=facts["MultiProcessorCount"],
+        shared_bytes_per_block=facts["MaxSharedMemoryPerBlockOptin"],
+        shared_bytes_per_multiprocessor=facts["MaxSharedMemoryPerMultiprocessor"],
+        threads_per_multiprocessor=facts["MaxThreadsPerMultiProcessor"],
+        l2_bytes=facts["L2CacheSize"],
+        fp32_to_fp64_ratio=facts["SingleToDoublePrecisionPerfRatio"],
+    )
+
+
+class RawStream(NamedTuple):
+    ptr: int
+
+
+def cached_cubin(source: str, options: tuple, arch: str) -> bytes:
+    """The cubin of `source`, from the user cache when its digest holds, else compiled by NVRTC.
+
+    The NVRTC binding is called directly because CuPy's RawModule appends -ftz=true after the caller's options.
+    """
+    from cupy_backends.cuda.libs import nvrtc
+
+    flags = (*options, "--gpu-architecture=" + arch)
+    key = hashlib.sha256(repr((source, flags, nvrtc.getVersion())).encode()).hexdigest()
+    folder = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "kbsub" / "cubin"
+    nearest = next(place for place in (folder, *folder.parents) if place.exists())
+    if not (folder.is_absolute() and nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
+        folder = pathlib.Path(tempfile.mkdtemp(prefix="kbsub-cubin-"))  # no usable home: compiled once a process
+    folder.mkdir(parents=True, exist_ok=True)
+    entry = folder / key
+    stored = entry.read_bytes() if entry.is_file() else b""
+    if len(stored) > 32 and hashlib.sha256(stored[32:]).digest() == stored[:32]:
+        return stored[32:]
+    program = nvrtc.createProgram(source, "candidate.cu", [], [])
+    with build_log_on_failure(nvrtc, program):
+        nvrtc.compileProgram(program, list(flags))
+    cubin = nvrtc.getCUBIN(program) + b"\0"  # CuPy's binding drops the last byte of the image
+    nvrtc.destroyProgram(program)
+    draft = tempfile.NamedTemporaryFile(dir=folder, delete=False)
+    with draft:
+        draft.write(hashlib.sha256(cubin).digest() + cubin)
+    os.replace(draft.name, entry)
+    return cubin
+
+
+class build_log_on_failure:
+    """Turns an NVRTC error into a RuntimeError that carries the build log."""
+
+    def __init__(self, nvrtc, program):
+        self.nvrtc, self.program = nvrtc, program
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        if error is not None:
+            raise RuntimeError(f"NVRTC: {error}\n{self.nvrtc.getProgramLog(self.program)}") from error
+
+
+class CudaModule:
+    """The kernels of one source on one device, launched on torch's current stream."""
+
+    def __init__(self, source: str, options: tuple, index: int):
+        import cupy
+
+        self.driver = cupy.cuda.driver
+        self.index = index
+        self.limits = device_limits(index)
+        with torch.cuda.device(index):
+            torch.cuda.current_stream(index).synchronize()  # the primary context exists from here on
+            self.module = cupy.cuda.function.Module()
+            self.module.load(cached_cubin(source, options, f"sm_{self.limits.compute_capability}"))
+        self.kernels: dict = {}
+
+    def kernel(self, name: str, shared_bytes: int):
+        function, allowed = self.kernels.get(name) or (self.module.get_function(name), 0)
+        if shared_bytes > allowed:
+            self.driver.funcSetAttribute(function.ptr, 8, shared_bytes)  # MAX_DYNAMIC_SHARED_SIZE_BYTES
+            allowed = shared_bytes
+        self.kernels[name] = (function, allowed)
+        return function
+
+    def resident_blocks(self, name: str, threads: int, shared_bytes: int) -> int:
+        """How many blocks of this kernel the whole device holds at once."""
+        function = self.kernel(name, shared_bytes)
+        each = self.driver.occupancyMaxActiveBlocksPerMultiprocessor(function.ptr, threads, shared_bytes)
+        return each * self.limits.multiprocessors
+
+    def launch(
+        self, name: str, grid: tuple, block: tuple, arguments: tuple, shared_bytes: int = 0, cooperative: bool = False
+    ):
+        """Arguments: addresses as int, scalars as numpy scalars of the kernel's own types."""
+        stream = RawStream(torch.cuda.current_stream(self.index).cuda_stream)
+        function = self.kernel(name, shared_bytes)
+        if torch.cuda.current_device() == self.index:
+            function(grid, block, arguments, shared_bytes, stream, cooperative)
+        else:
+            with torch.cuda.device(self.index):
+                function(grid, block, arguments, shared_bytes, stream, cooperative)
+
+
+@functools.lru_cache(maxsize=None)
+def cuda_module(source: str, options: tuple, index: int) -> CudaModule:
+    return CudaModule(source, options, index)
+
+
+# ---- end of loader ----
+
+
+class Geometry(NamedTuple):
+    grid: tuple
+    block: tuple
+    held: int  # elements of the row that a thread keeps in registers
+
+
+def geometry(rows: int, n: int, dtype: torch.dtype, limits: DeviceLimits) -> Geometry:
+    """One block a row; a thread for each of its elements up to MOST_THREADS, then a power of two of them a thread."""
+    threads = min(-(-n // 32) * 32, MOST_THREADS)
+    held = 1
+    while held * threads < n and held < MOST_HELD:
+        held *= 2
+    return Geometry((rows,), (threads,), held)
+
+
+class AffineParameters(nn.Module):
+    """What nn.LayerNorm holds: weight (ones) and bias (zeros) of `normalized_shape`, and eps."""
+
+    def __init__(self, normalized_shape, eps: float):
+        super().__init__()
+        sizes = (normalized_shape,) if isinstance(normalized_shape, int) else normalized_shape
+        if not (isinstance(sizes, (tuple, list)) and sizes and all(isinstance(n, int) and n > 0 for n in sizes)):
+            raise RuntimeError(f"normalized_shape: {normalized_shape!r} must be one or more positive integers")
+        self.normalized_shape = tuple(sizes)
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(self.normalized_shape))
+        self.bias = nn.Parameter(torch.zeros(self.normalized_shape))
+
+
+def require_supported(x: torch.Tensor, ln: AffineParameters):
+    """Raises ValueError, naming the tensor and the rule, for every input this file does not take."""
+    if ln.weight is None or ln.bias is None:
+        raise ValueError("weight, bias: both must be present (an affine layer norm)")
+    if tuple(x.shape[1:]) != ln.normalized_shape:
+        raise ValueError(f"x: shape {tuple(x.shape)} must be (rows, *{ln.normalized_shape})")
+    if ln.weight.numel() > MAX_WIDTH or x.numel() // ln.weight.numel() > MAX_ROWS:
+        raise ValueError(f"x: shape {tuple(x.shape)}, must have rows of at most 2^30 elements and fewer than 2^31 rows")
+    for name, tensor in (("x", x), ("weight", ln.weight), ("bias", ln.bias)):
+        if tensor.device.type != DEVICE_TYPE or tensor.device != x.device:
+            raise ValueError(f"{name}: on {tensor.device}, must be on {DEVICE_TYPE}, the device of x ({x.device})")
+        if tensor.dtype not in ELEMENT or tensor.dtype != x.dtype:
+            known = "torch.float32, torch.float16 or torch.bfloat16"
+            raise ValueError(f"{name}: dtype {tensor.dtype}, must be {known}, as that of x ({x.dtype})")
+        if not tensor.is_contiguous():
+            raise ValueError(f"{name}: strides {tensor.stride()}, must be contiguous")
+        if name != "x" and tuple(tensor.shape) != ln.normalized_shape:
+            raise ValueError(f"{name}: shape {tuple(tensor.shape)}, must be normalized_shape {ln.normalized_shape}")
+
+
+class ModelNew(nn.Module):
+    def __init__(self, normalized_shape, eps: float = 1e-5):
+        super().__init__()
+        self.ln = AffineParameters(normalized_shape, eps)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x (rows, *normalized_shape) fp32, fp16 or bf16 -> y of that shape. ValueError otherwise."""
+        require_supported(x, self.ln)
+        y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        n = self.ln.weight.numel()
+        rows = x.numel() // n
+        if rows == 0:
+            return y
+        index = x.device.index or 0
+        launch = geometry(rows, n, x.dtype, device_limits(index))
+        tensors = (x, self.ln.weight, self.ln.bias, y)
+        options = (*NVRTC_OPTIONS, f"-DHELD={launch.held}", f"-DELEMENT={ELEMENT[x.dtype]}")
+        cuda_module(CUDA_SOURCE, options, index).launch(
+            "layer_norm_half_accumulated",
+            launch.grid,
+            launch.block,
+            (*(tensor.data_ptr() for tensor in tensors), np.int32(n), np.float32(self.ln.eps)),
+        )
+        return y
