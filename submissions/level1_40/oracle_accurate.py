@@ -1,0 +1,582 @@
+"""LayerNorm nearest to real arithmetic, at memory speed: any order, float64 where a rounding would show.
+
+Contract: tolerance. On every input whose float64 result is finite (|x| up to FLT_MAX / 4) the error is at most
+5 * 2^-24 * (|gamma * z| + |beta|) + 2^-149 an element against a float64 oracle, for fp32; fp16 and bf16 are that
+result rounded once more. It disagrees with eager where eager is wrong (rows far from zero): declared in
+candidates.toml. Any shape and affine setting of nn.LayerNorm over the trailing dimensions, zero rows and odd widths
+included; what is not contiguous is copied first.
+
+What changes from reference_order_pipelined.py: no order is kept. Sums are float64; M2 is taken about the mean of what
+a thread holds and merged by count, so that no outlier ruins a shift and no partial overflows; the mean goes to the
+output as a high and a low part; rstd is rounded once, from float64. Rows up to 32,768 elements are held in registers
+and read once; longer ones are read twice, the second time backwards, beginning with what L2 still holds. float64
+costs about one conversion and one addition an element, which hide under the loads on H100/H200-class chips
+(docs/kernel-notes.md).
+
+Whether 16-byte accesses are possible is asked of each address, since the hardware demands it; nothing else looks.
+"""
+
+import functools
+import hashlib
+import os
+import pathlib
+import tempfile
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+THREADS = 512  # most threads of a block
+HELD = 16  # vec4 a thread holds at most
+SPAN = 256  # threads of a block that walks a long row
+TILE = 4096  # elements whose moments a block takes at once
+GROUP = 16  # rows that share one load of gamma and beta
+MOST_CHUNKS = 256  # of a row: every output block merges them
+ELEMENTS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+
+CUDA_SOURCE = r"""
+#ifndef ELEMENT
+#define ELEMENT 0  // 0 float, 1 half, 2 bfloat16
+#endif
+
+constexpr int WARP = 32;
+constexpr int THREADS = 512;  // most threads of a block
+constexpr int SPAN = 256;     // threads of a block that walks a long row
+constexpr int TILE = 4096;    // elements whose moments a block takes at once
+constexpr int GROUP = 16;     // rows that share one load of gamma and beta
+constexpr int SEATS = SPAN / GROUP;  // threads that merge the chunks of one row
+
+// ---- element type: one and four elements as they lie in memory, and as floats ----
+#if ELEMENT == 0
+typedef float4 Packed;
+typedef float Scalar;
+__device__ __forceinline__ float widen(float f) { return f; }
+__device__ __forceinline__ float narrow(float f) { return f; }
+__device__ __forceinline__ float4 unpack(Packed v) { return v; }
+__device__ __forceinline__ Packed pack(float4 v) { return v; }
+#else
+typedef uint2 Packed;
+typedef unsigned short Scalar;
+#if ELEMENT == 1
+#ifndef KBSUB_HOST
+__device__ __forceinline__ float half_to_float(unsigned short h) {
+    float f; asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h)); return f;
+}
+__device__ __forceinline__ unsigned short float_to_half(float f) {
+    unsigned short h; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f)); return h;
+}
+#endif
+__device__ __forceinline__ float widen(unsigned short h) { return half_to_float(h); }
+__device__ __forceinline__ unsigned short narrow(float f) { return float_to_half(f); }
+#else
+#ifndef KBSUB_HOST
+__device__ __forceinline__ unsigned short float_to_bfloat16(float f) {
+    unsigned short h; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(f)); return h;
+}
+#endif
+__device__ __forceinline__ float widen(unsigned short h) { return __uint_as_float((unsigned)h << 16); }
+__device__ __forceinline__ unsigned short narrow(float f) { return float_to_bfloat16(f); }
+#endif
+__device__ __forceinline__ float4 unpack(Packed v) {
+    return make_float4(widen((unsigned short)(v.x & 0xffffu)), widen((unsigned short)(v.x >> 16)),
+                       widen((unsigned short)(v.y & 0xffffu)), widen((unsigned short)(v.y >> 16)));
+}
+__device__ __forceinline__ Packed pack(float4 v) {
+    return make_uint2(narrow(v.x) | ((unsigned)narrow(v.y) << 16), narrow(v.z) | ((unsigned)narrow(v.w) << 16));
+}
+#endif
+
+
+
+// ---- moments ----
+struct Moments {
+    double n, total, m2;  // m2: sum of squared differences from the mean, total / n
+};
+struct Chunk {
+    double n, total, mean, m2;
+};
+__device__ __forceinline__ void merge(Moments& all, Moments more) {
+    if (more.n == 0.) return;
+    const double away = all.n == 0. ? 0. : more.total / more.n - all.total / all.n;
+    all.m2 += more.m2 + away * away * (all.n * more.n / (all.n + more.n));
+    all.n += more.n;
+    all.total += more.total;
+}
+__device__ __forceinline__ double exchange(double v, int mask) {
+    return __hiloint2double(__shfl_xor_sync(0xffffffffu, __double2hiint(v), mask),
+                            __shfl_xor_sync(0xffffffffu, __double2loint(v), mask));
+}
+__device__ __forceinline__ double warp_total(double v, int lanes = WARP) {  // the same in every lane
+    for (int mask = lanes / 2; mask > 0; mask /= 2) v += exchange(v, mask);
+    return v;
+}
+// In every thread of the block; room for one value a warp in `warps`. One warp needs no barrier.
+__device__ __forceinline__ double block_total(double v, double* warps) {
+    v = warp_total(v);
+    const int count = blockDim.x / WARP, lane = threadIdx.x % WARP;
+    if (count == 1) return v;
+    if (lane == 0) warps[threadIdx.x / WARP] = v;
+    __syncthreads();
+    return warp_total(lane < count ? warps[lane] : 0.);
+}
+
+__device__ __forceinline__ float largest(float4 v) {
+    return fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
+}
+
+// The sum in float64 of the first `length` of LENGTH vec4, and their largest magnitude.
+template <int LENGTH> __device__ __forceinline__ double sum(const Packed* v, int length, float& top) {
+    double a = 0., b = 0., c = 0., d = 0.;
+    top = 0.f;
+#pragma unroll
+    for (int k = 0; k < LENGTH; ++k) {
+        if (k < length) {
+            const float4 e = unpack(v[k]);
+            a += (double)e.x;
+            b += (double)e.y;
+            c += (double)e.z;
+            d += (double)e.w;
+            top = fmaxf(top, largest(e));
+        }
+    }
+    return (a + b) + (c + d);
+}
+// x * scale - mean, the mean in two parts already scaled: exact but for the last rounding where x is near the mean.
+__device__ __forceinline__ float away_from(float x, float scale, float high, float low) {
+    return __fmaf_rn(x, scale, -high) - low;
+}
+
+// Their squared differences from `mean`: in fp32, scaled by a power of two taken from the largest magnitude so that no
+// square overflows or vanishes; four at a time into float64.
+template <int LENGTH> __device__ __forceinline__ double squares(const Packed* v, int length, double mean, float top) {
+    const int exponent = min(max((int)(__float_as_uint(top) >> 23), 1), 252);
+    const float scale = __uint_as_float((unsigned)(253 - exponent) << 23);
+    const double scaled = mean * (double)scale, unscale = __hiloint2double((exponent - 126 + 1023) << 20, 0);
+    const float high = (float)scaled, low = (float)(scaled - (double)high);
+    double total = 0.;
+#pragma unroll
+    for (int k = 0; k < LENGTH; ++k) {
+        if (k < length) {
+            const float4 e = unpack(v[k]);
+            const float x = away_from(e.x, scale, high, low), y = away_from(e.y, scale, high, low);
+            const float z = away_from(e.z, scale, high, low), w = away_from(e.w, scale, high, low);
+            total += (double)(__fmaf_rn(x, x, y * y) + __fmaf_rn(z, z, w * w));
+        }
+    }
+    return total * unscale * unscale;
+}
+
+// ---- output ----
+// What a row's elements need: z = (x * scale - high - low) * rstd. scale is 1 but for rows so small that the low part
+// of their mean would be subnormal; rstd is rounded once, from float64.
+struct RowFacts {
+    float scale, high, low, rstd;
+};
+__device__ __forceinline__ RowFacts row_facts(Moments row, double eps) {
+    const double mean = row.total / row.n, variance = row.m2 / row.n;
+    const double scale = fabs(mean) < 0x1p-60 && variance < 0x1p-120 ? 0x1p80 : 1.;
+    const float high = (float)(mean * scale);
+    return {(float)scale, high, (float)(mean * scale - (double)high), (float)(1. / (sqrt(variance + eps) * scale))};
+}
+__device__ __forceinline__ float normalize(float x, float g, float b, RowFacts row) {
+    return __fmaf_rn(g, away_from(x, row.scale, row.high, row.low) * row.rstd, b);
+}
+__device__ __forceinline__ Packed normalize_some(Packed x, Packed g, Packed b, RowFacts row) {
+    const float4 e = unpack(x), s = unpack(g), t = unpack(b);
+    return pack(make_float4(normalize(e.x, s.x, t.x, row), normalize(e.y, s.y, t.y, row),
+                            normalize(e.z, s.z, t.z, row), normalize(e.w, s.w, t.w, row)));
+}
+__device__ __forceinline__ Scalar normalize_some(Scalar x, Scalar g, Scalar b, RowFacts row) {
+    return narrow(normalize(widen(x), widen(g), widen(b), row));
+}
+// gamma or beta at i, or what stands for it where the module has none.
+__device__ __forceinline__ Packed filled(float f, const Packed*) { return pack(make_float4(f, f, f, f)); }
+__device__ __forceinline__ Scalar filled(float f, const Scalar*) { return narrow(f); }
+template <typename T> __device__ __forceinline__ T parameter(const T* p, long long i, float otherwise) {
+    return p ? p[i] : filled(otherwise, p);
+}
+
+// ---- short rows, read once: block (threads of a row, rows of a block); one warp a row needs no barrier ----
+template <int LENGTH> __device__ __forceinline__ void rows_held(
+        const Packed* __restrict__ x, const Packed* __restrict__ gamma, const Packed* __restrict__ beta,
+        Packed* __restrict__ y, int rows, int vectors, double eps) {
+    __shared__ double warps[2][THREADS / WARP];
+    __shared__ RowFacts of_block;
+    const int row = blockIdx.x * blockDim.y + threadIdx.y, thread = threadIdx.x, threads = blockDim.x;
+    if (row >= rows) return;
+    const int length = vectors > thread ? (vectors - thread + threads - 1) / threads : 0;
+    x += (size_t)row * vectors;
+    y += (size_t)row * vectors;
+    Packed v[LENGTH];
+#pragma unroll
+    for (int k = 0; k < LENGTH; ++k)
+        if (k < length) v[k] = x[thread + k * threads];
+    const double n = 4. * vectors;
+    float top;
+    const double total = block_total(sum<LENGTH>(v, length, top), warps[0]);
+    const double m2 = block_total(squares<LENGTH>(v, length, total / n, top), warps[1]);
+    RowFacts facts;
+    if (threads == WARP) {
+        facts = row_facts({n, total, m2}, eps);
+    } else {
+        if (thread == 0) of_block = row_facts({n, total, m2}, eps);
+        __syncthreads();
+        facts = of_block;
+    }
+#pragma unroll
+    for (int k = 0; k < LENGTH; ++k) {
+        const int i = thread + k * threads;
+        if (k < length) y[i] = normalize_some(v[k], parameter(gamma, i, 1.f), parameter(beta, i, 0.f), facts);
+    }
+}
+extern "C" __global__ void __launch_bounds__(SPAN)
+rows_held_1(const Packed* x, const Packed* gamma, const Packed* beta, Packed* y, int rows, int vectors,
+            double eps) {
+    rows_held<1>(x, gamma, beta, y, rows, vectors, eps);
+}
+extern "C" __global__ void __launch_bounds__(SPAN)
+rows_held_2(const Packed* x, const Packed* gamma, const Packed* beta, Packed* y, int rows, int vectors,
+            double eps) {
+    rows_held<2>(x, gamma, beta, y, rows, vectors, eps);
+}
+extern "C" __global__ void __launch_bounds__(SPAN)
+rows_held_4(const Packed* x, const Packed* gamma, const Packed* beta, Packed* y, int rows, int vectors,
+            double eps) {
+    rows_held<4>(x, gamma, beta, y, rows, vectors, eps);
+}
+extern "C" __global__ void __launch_bounds__(SPAN)
+rows_held_8(const Packed* x, const Packed* gamma, const Packed* beta, Packed* y, int rows, int vectors,
+            double eps) {
+    rows_held<8>(x, gamma, beta, y, rows, vectors, eps);
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+rows_held_16(const Packed* x, const Packed* gamma, const Packed* beta, Packed* y, int rows, int vectors,
+            double eps) {
+    rows_held<16>(x, gamma, beta, y, rows, vectors, eps);
+}
+
+// ---- long rows, read twice: moments of chunks, then the output ----
+// What a thread finds in one tile, as vec4 or as single elements.
+__device__ __forceinline__ Moments tile_moments(const Packed* x, long long tile, long long vectors) {
+    constexpr int EACH = TILE / 4 / SPAN;
+    const long long first = tile * (TILE / 4) + threadIdx.x;
+    const int length = vectors > first ? (int)min((long long)EACH, (vectors - first + SPAN - 1) / SPAN) : 0;
+    if (length == 0) return {0., 0., 0.};
+    Packed v[EACH];
+#pragma unroll
+    for (int k = 0; k < EACH; ++k)
+        if (k < length) v[k] = x[first + k * SPAN];
+    float top;
+    const double n = 4. * length, total = sum<EACH>(v, length, top);
+    return {n, total, squares<EACH>(v, length, total / n, top)};
+}
+__device__ __forceinline__ Moments tile_moments(const Scalar* x, long long tile, long long n) {
+    constexpr int EACH = TILE / SPAN;
+    const long long first = tile * TILE + threadIdx.x;
+    const int length = n > first ? (int)min((long long)EACH, (n - first + SPAN - 1) / SPAN) : 0;
+    double total = 0., m2 = 0.;
+    for (int k = 0; k < length; ++k) total += (double)widen(x[first + k * SPAN]);
+    for (int k = 0; k < length; ++k) {
+        const double d = (double)widen(x[first + k * SPAN]) - total / length;
+        m2 += d * d;
+    }
+    return {(double)length, total, m2};
+}
+
+// Grid chunks * rows blocks, rows fastest, 256 threads: chunk c of a row is its tiles from tiles * c / chunks. Rows
+// walk their columns together, so that the columns read last, which L2 still holds, are those the output begins with.
+template <typename T> __device__ __forceinline__ void chunk_moments(
+        const T* x, Chunk* chunks_of_rows, long long width, int rows, int chunks, int tiles) {
+    __shared__ double warps[3][SPAN / WARP];
+    const long long row = blockIdx.x % rows, chunk = blockIdx.x / rows;
+    Moments own = {0., 0., 0.};
+    for (long long tile = tiles * chunk / chunks; tile < tiles * (chunk + 1) / chunks; ++tile)
+        merge(own, tile_moments(x + row * width, tile, width));
+    const double n = block_total(own.n, warps[0]), total = block_total(own.total, warps[1]);
+    const double away = own.n == 0. ? 0. : own.total / own.n - total / n;
+    const double m2 = block_total(own.m2 + own.n * away * away, warps[2]);
+    if (threadIdx.x == 0) chunks_of_rows[row * chunks + chunk] = {n, total, total / n, m2};
+}
+
+// Grid column blocks * groups of 16 rows, groups fastest, columns backwards, 256 threads: a thread owns one column, of
+// vec4 or of elements, and walks 16 rows, so that gamma and beta are read once a group. Its loads are under way while
+// 16 threads a row merge the chunks, none of which is empty.
+template <typename T> __device__ __forceinline__ void normalize_columns(
+        const T* __restrict__ x, const T* __restrict__ gamma, const T* __restrict__ beta, T* __restrict__ y,
+        const Chunk* __restrict__ chunks_of_rows, long long width, int rows, int chunks, double eps) {
+    __shared__ RowFacts facts[GROUP];
+    const int groups = (rows + GROUP - 1) / GROUP, first_row = blockIdx.x % groups * GROUP;
+    const int here = min(GROUP, rows - first_row), backwards = (gridDim.x - 1 - blockIdx.x) / groups;
+    const long long column = (long long)backwards * SPAN + threadIdx.x, start = first_row * width + column;
+    const bool inside = column < width;
+    T v[GROUP], g, b;
+    if (inside) {
+        g = parameter(gamma, column, 1.f);
+        b = parameter(beta, column, 0.f);
+    }
+#pragma unroll
+    for (int r = 0; r < GROUP; ++r)
+        if (inside && r < here) v[r] = x[start + r * width];
+    const int merged = threadIdx.x / SEATS, seat = threadIdx.x % SEATS;
+    const Chunk* of_row = chunks_of_rows + (long long)(first_row + min(merged, here - 1)) * chunks;
+    double n = 0., total = 0., m2 = 0.;
+    for (int c = seat; c < chunks; c += SEATS) {
+        n += of_row[c].n;
+        total += of_row[c].total;
+    }
+    n = warp_total(n, SEATS);
+    total = warp_total(total, SEATS);
+    const double mean = total / n;
+    for (int c = seat; c < chunks; c += SEATS) {
+        const double away = of_row[c].mean - mean;
+        m2 += of_row[c].m2 + of_row[c].n * away * away;
+    }
+    m2 = warp_total(m2, SEATS);
+    if (seat == 0 && merged < here) facts[merged] = row_facts({n, total, m2}, eps);
+    __syncthreads();
+    if (!inside) return;
+#pragma unroll
+    for (int r = 0; r < GROUP; ++r)
+        if (r < here) y[start + r * width] = normalize_some(v[r], g, b, facts[r]);
+}
+
+extern "C" __global__ void __launch_bounds__(SPAN)
+chunk_moments_vectors(const Packed* x, Chunk* chunks_of_rows, long long width, int rows, int chunks, int tiles) {
+    chunk_moments(x, chunks_of_rows, width, rows, chunks, tiles);
+}
+extern "C" __global__ void __launch_bounds__(SPAN)
+chunk_moments_elements(const Scalar* x, Chunk* chunks_of_rows, long long width, int rows, int chunks, int tiles) {
+    chunk_moments(x, chunks_of_rows, width, rows, chunks, tiles);
+}
+extern "C" __global__ void __launch_bounds__(SPAN, 2)
+normalize_vectors(const Packed* x, const Packed* gamma, const Packed* beta, Packed* y, const Chunk* chunks_of_rows,
+                  long long width, int rows, int chunks, double eps) {
+    normalize_columns(x, gamma, beta, y, chunks_of_rows, width, rows, chunks, eps);
+}
+extern "C" __global__ void __launch_bounds__(SPAN, 2)
+normalize_elements(const Scalar* x, const Scalar* gamma, const Scalar* beta, Scalar* y, const Chunk* chunks_of_rows,
+                   long long width, int rows, int chunks, double eps) {
+    normalize_columns(x, gamma, beta, y, chunks_of_rows, width, rows, chunks, eps);
+}
+"""
+NVRTC_OPTIONS = ("--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
+OPTIONS_OF = {dtype: (*NVRTC_OPTIONS, f"-DELEMENT={element}") for dtype, element in ELEMENTS.items()}
+
+
+# ---- loader: byte-identical in every CUDA file of this repository; a test says so ----
+DEVICE_TYPE = "cuda"  # where tensors must live; the host executor sets "cpu"
+
+
+class DeviceLimits(NamedTuple):
+    """What a launch geometry may depend on: the device, never pointers, contents or call counts."""
+
+    index: int
+    compute_capability: int  # 90 for sm_90
+    multiprocessors: int
+    shared_bytes_per_block: int  # the opt-in limit
+    shared_bytes_per_multiprocessor: int
+    threads_per_multiprocessor: int
+    l2_bytes: int
+    fp32_to_fp64_ratio: int  # 2 on H100/H200, 64 on consumer parts
+
+
+@functools.lru_cache(maxsize=None)
+def device_limits(index: int) -> DeviceLimits:
+    import cupy
+
+    device = cupy.cuda.Device(index)
+    facts = device.attributes
+    return DeviceLimits(
+        index=index,
+        compute_capability=int(device.compute_capability),
+        multiprocessors=facts["MultiProcessorCount"],
+        shared_bytes_per_block=facts["MaxSharedMemoryPerBlockOptin"],
+        shared_bytes_per_multiprocessor=facts["MaxSharedMemoryPerMultiprocessor"],
+        threads_per_multiprocessor=facts["MaxThreadsPerMultiProcessor"],
+        l2_bytes=facts["L2CacheSize"],
+        fp32_to_fp64_ratio=facts["SingleToDoublePrecisionPerfRatio"],
+    )
+
+
+class RawStream(NamedTuple):
+    ptr: int
+
+
+def cached_cubin(source: str, options: tuple, arch: str) -> bytes:
+    """The cubin of `source`, from the user cache when its digest holds, else compiled by NVRTC.
+
+    The NVRTC binding is called directly because CuPy's RawModule appends -ftz=true after the caller's options.
+    """
+    from cupy_backends.cuda.libs import nvrtc
+
+    flags = (*options, "--gpu-architecture=" + arch)
+    key = hashlib.sha256(repr((source, flags, nvrtc.getVersion())).encode()).hexdigest()
+    folder = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "kbsub" / "cubin"
+    nearest = next(place for place in (folder, *folder.parents) if place.exists())
+    if not (folder.is_absolute() and nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
+        folder = pathlib.Path(tempfile.mkdtemp(prefix="kbsub-cubin-"))  # no usable home: compiled once a process
+    folder.mkdir(parents=True, exist_ok=True)
+    entry = folder / key
+    stored = entry.read_bytes() if entry.is_file() else b""
+    if len(stored) > 32 and hashlib.sha256(stored[32:]).digest() == stored[:32]:
+        return stored[32:]
+    program = nvrtc.createProgram(source, "candidate.cu", [], [])
+    with build_log_on_failure(nvrtc, program):
+        nvrtc.compileProgram(program, list(flags))
+    cubin = nvrtc.getCUBIN(program) + b"\0"  # CuPy's binding drops the last byte of the image
+    nvrtc.destroyProgram(program)
+    draft = tempfile.NamedTemporaryFile(dir=folder, delete=False)
+    with draft:
+        draft.write(hashlib.sha256(cubin).digest() + cubin)
+    os.replace(draft.name, entry)
+    return cubin
+
+
+class build_log_on_failure:
+    """Turns an NVRTC error into a RuntimeError that carries the build log."""
+
+    def __init__(self, nvrtc, program):
+        self.nvrtc, self.program = nvrtc, program
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        if error is not None:
+            raise RuntimeError(f"NVRTC: {error}\n{self.nvrtc.getProgramLog(self.program)}") from error
+
+
+class CudaModule:
+    """The kernels of one source on one device, launched on torch's current stream."""
+
+    def __init__(self, source: str, options: tuple, index: int):
+        import cupy
+
+        self.driver = cupy.cuda.driver
+        self.index = index
+        self.limits = device_limits(index)
+        with torch.cuda.device(index):
+            torch.cuda.current_stream(index).synchronize()  # the primary context exists from here on
+            self.module = cupy.cuda.function.Module()
+            self.module.load(cached_cubin(source, options, f"sm_{self.limits.compute_capability}"))
+        self.kernels: dict = {}
+
+    def kernel(self, name: str, shared_bytes: int):
+        function, allowed = self.kernels.get(name) or (self.module.get_function(name), 0)
+        if shared_bytes > allowed:
+            self.driver.funcSetAttribute(function.ptr, 8, shared_bytes)  # MAX_DYNAMIC_SHARED_SIZE_BYTES
+            allowed = shared_bytes
+        self.kernels[name] = (function, allowed)
+        return function
+
+    def resident_blocks(self, name: str, threads: int, shared_bytes: int) -> int:
+        """How many blocks of this kernel the whole device holds at once."""
+        function = self.kernel(name, shared_bytes)
+        each = self.driver.occupancyMaxActiveBlocksPerMultiprocessor(function.ptr, threads, shared_bytes)
+        return each * self.limits.multiprocessors
+
+    def launch(
+        self, name: str, grid: tuple, block: tuple, arguments: tuple, shared_bytes: int = 0, cooperative: bool = False
+    ):
+        """Arguments: addresses as int, scalars as numpy scalars of the kernel's own types."""
+        stream = RawStream(torch.cuda.current_stream(self.index).cuda_stream)
+        function = self.kernel(name, shared_bytes)
+        if torch.cuda.current_device() == self.index:
+            function(grid, block, arguments, shared_bytes, stream, cooperative)
+        else:
+            with torch.cuda.device(self.index):
+                function(grid, block, arguments, shared_bytes, stream, cooperative)
+
+
+@functools.lru_cache(maxsize=None)
+def cuda_module(source: str, options: tuple, index: int) -> CudaModule:
+    return CudaModule(source, options, index)
+
+
+# ---- end of loader ----
+
+
+class Geometry(NamedTuple):
+    """How a shape is walked: one launch for rows that are held, two for those that are read twice."""
+
+    kernel: str  # rows_held_V, or chunks
+    grid: tuple
+    block: tuple
+    chunks: int = 0  # of a row
+    output_grid: tuple = ()
+
+
+@functools.lru_cache(maxsize=None)
+def geometry(rows: int, n: int, dtype: torch.dtype, limits: DeviceLimits, packed: bool = True) -> Geometry:
+    """The launches for (rows, n); packed: n is a multiple of 4 and every address allows vec4 access."""
+    vectors = n // 4
+    if packed and vectors <= THREADS * HELD:
+        threads = next(t for t in (32, 128, 256, THREADS) if vectors <= 8 * t or t == THREADS)
+        held = 1 << (-(-vectors // threads) - 1).bit_length()
+        rows_of_block = 4 if threads == 32 else 1
+        return Geometry(f"rows_held_{held}", (-(-rows // rows_of_block),), (threads, rows_of_block))
+    tiles, columns = -(-n // TILE), -(-(vectors if packed else n) // SPAN)
+    chunks = max(1, min(tiles, -(-4 * limits.multiprocessors // rows), MOST_CHUNKS))
+    return Geometry("chunks", (chunks * rows,), (SPAN,), chunks, (columns * -(-rows // GROUP),))
+
+
+class AffineParameters(nn.Module):
+    """What nn.LayerNorm holds: weight (ones) and bias (zeros) of `normalized_shape`, or None, and eps."""
+
+    def __init__(self, normalized_shape, eps: float, elementwise_affine: bool, bias: bool):
+        super().__init__()
+        sizes = (normalized_shape,) if isinstance(normalized_shape, int) else normalized_shape
+        if not (isinstance(sizes, (tuple, list)) and sizes and all(isinstance(n, int) and n > 0 for n in sizes)):
+            raise RuntimeError(f"normalized_shape: {normalized_shape!r} must be one or more positive integers")
+        self.normalized_shape = tuple(sizes)
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(self.normalized_shape)) if elementwise_affine else None
+        self.bias = nn.Parameter(torch.zeros(self.normalized_shape)) if elementwise_affine and bias else None
+
+
+def require_supported(x: torch.Tensor, ln: AffineParameters):
+    """Raises ValueError, naming the tensor and the rule, for every input this file does not take."""
+    if x.device.type != DEVICE_TYPE:
+        raise ValueError(f"x: on {x.device}, must be on {DEVICE_TYPE}")
+    if x.dtype not in ELEMENTS:
+        raise ValueError(f"x: dtype {x.dtype}, must be float32, float16 or bfloat16")
+    if tuple(x.shape[max(0, x.dim() - len(ln.normalized_shape)) :]) != ln.normalized_shape:
+        raise ValueError(f"x: shape {tuple(x.shape)} must end in normalized_shape {ln.normalized_shape}")
+    for name, tensor in (("weight", ln.weight), ("bias", ln.bias)):
+        if tensor is not None and (tensor.device != x.device or tensor.dtype != x.dtype):
+            raise ValueError(f"{name}: {tensor.dtype} on {tensor.device}, must be {x.dtype} on {x.device}, as x is")
+        if tensor is not None and tuple(tensor.shape) != ln.normalized_shape:
+            raise ValueError(f"{name}: shape {tuple(tensor.shape)}, must be normalized_shape {ln.normalized_shape}")
+
+
+class ModelNew(nn.Module):
+    def __init__(self, normalized_shape, eps: float = 1e-5, elementwise_affine: bool = True, bias: bool = True):
+        super().__init__()
+        self.ln = AffineParameters(normalized_shape, eps, elementwise_affine, bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x (*, *normalized_shape) fp32, fp16 or bf16 -> y of that shape and dtype. ValueError otherwise."""
+        require_supported(x, self.ln)
+        x = x.contiguous()
+        y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        if x.numel() == 0:
+            return y
+        n = torch.Size(self.ln.normalized_shape).numel()
+        rows, index = x.numel() // n, x.device.index or 0
+        held = [None if p is None else p.contiguous() for p in (self.ln.weight, self.ln.bias)]
+        addresses = (x.data_ptr(), *(0 if p is None else p.data_ptr() for p in held), y.data_ptr())
+        packed = n % 4 == 0 and not any(address % (4 * x.element_size()) for address in addresses)
+        plan = geometry(rows, n, x.dtype, device_limits(index), packed)
+        module = cuda_module(CUDA_SOURCE, OPTIONS_OF[x.dtype], index)
+        eps = np.float64(self.ln.eps)
+        if plan.kernel != "chunks":
+            module.launch(plan.kernel, plan.grid, plan.block, (*addresses, np.int32(rows), np.int32(n // 4), eps))
+            return y
+        kind, width = ("vectors", n // 4) if packed else ("elements", n)
+        moments = torch.empty(4 * rows * plan.chunks, dtype=torch.float64, device=x.device)
+        shape = (np.int64(width), np.int32(rows), np.int32(plan.chunks))
+        arguments = (addresses[0], moments.data_ptr(), *shape, np.int32(-(-n // TILE)))
+        module.launch(f"chunk_moments_{kind}", plan.grid, plan.block, arguments)
+        module.launch(f"normalize_{kind}", plan.output_grid, plan.block, (*addresses, moments.data_ptr(), *shape, eps))
+        return y
