@@ -18,6 +18,7 @@ Whether 16-byte accesses are possible is asked of each address, since the hardwa
 
 import functools
 import hashlib
+import math
 import os
 import pathlib
 import tempfile
@@ -530,6 +531,7 @@ class AffineParameters(nn.Module):
         if not (isinstance(sizes, (tuple, list)) and sizes and all(isinstance(n, int) and n > 0 for n in sizes)):
             raise RuntimeError(f"normalized_shape: {normalized_shape!r} must be one or more positive integers")
         self.normalized_shape = tuple(sizes)
+        self.width = math.prod(self.normalized_shape)
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(self.normalized_shape)) if elementwise_affine else None
         self.bias = nn.Parameter(torch.zeros(self.normalized_shape)) if elementwise_affine and bias else None
@@ -541,12 +543,12 @@ def require_supported(x: torch.Tensor, ln: AffineParameters):
         raise ValueError(f"x: on {x.device}, must be on {DEVICE_TYPE}")
     if x.dtype not in ELEMENTS:
         raise ValueError(f"x: dtype {x.dtype}, must be float32, float16 or bfloat16")
-    if tuple(x.shape[max(0, x.dim() - len(ln.normalized_shape)) :]) != ln.normalized_shape:
+    if x.shape[max(0, x.dim() - len(ln.normalized_shape)) :] != ln.normalized_shape:
         raise ValueError(f"x: shape {tuple(x.shape)} must end in normalized_shape {ln.normalized_shape}")
     for name, tensor in (("weight", ln.weight), ("bias", ln.bias)):
         if tensor is not None and (tensor.device != x.device or tensor.dtype != x.dtype):
             raise ValueError(f"{name}: {tensor.dtype} on {tensor.device}, must be {x.dtype} on {x.device}, as x is")
-        if tensor is not None and tuple(tensor.shape) != ln.normalized_shape:
+        if tensor is not None and tensor.shape != ln.normalized_shape:
             raise ValueError(f"{name}: shape {tuple(tensor.shape)}, must be normalized_shape {ln.normalized_shape}")
 
 
@@ -558,25 +560,29 @@ class ModelNew(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x (*, *normalized_shape) fp32, fp16 or bf16 -> y of that shape and dtype. ValueError otherwise."""
         require_supported(x, self.ln)
-        x = x.contiguous()
-        y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         if x.numel() == 0:
-            return y
-        n = torch.Size(self.ln.normalized_shape).numel()
-        rows, index = x.numel() // n, x.device.index or 0
-        held = [None if p is None else p.contiguous() for p in (self.ln.weight, self.ln.bias)]
-        addresses = (x.data_ptr(), *(0 if p is None else p.data_ptr() for p in held), y.data_ptr())
-        packed = n % 4 == 0 and not any(address % (4 * x.element_size()) for address in addresses)
-        plan = geometry(rows, n, x.dtype, device_limits(index), packed)
-        module = cuda_module(CUDA_SOURCE, OPTIONS_OF[x.dtype], index)
+            return torch.empty_like(x, memory_format=torch.contiguous_format)
+        x = x.contiguous()
+        n, dtype, device = self.ln.width, x.dtype, x.device
+        rows, index = x.numel() // n, device.index or 0
+        parameters = [None if p is None else p.contiguous() for p in (self.ln.weight, self.ln.bias)]
+        of_x, of_parameters = x.data_ptr(), [0 if p is None else p.data_ptr() for p in parameters]
+        # torch allocates y on a 512-byte boundary
+        packed = n % 4 == 0 and not any(address % (4 * x.element_size()) for address in (of_x, *of_parameters))
+        plan = geometry(rows, n, dtype, device_limits(index), packed)
+        module = cuda_module(CUDA_SOURCE, OPTIONS_OF[dtype], index)
         eps = np.float64(self.ln.eps)
         if plan.kernel != "chunks":
-            module.launch(plan.kernel, plan.grid, plan.block, (*addresses, np.int32(rows), np.int32(n // 4), eps))
+            y = torch.empty(x.shape, dtype=dtype, device=device)
+            arguments = (of_x, *of_parameters, y.data_ptr(), np.int32(rows), np.int32(n // 4), eps)
+            module.launch(plan.kernel, plan.grid, plan.block, arguments)
             return y
         kind, width = ("vectors", n // 4) if packed else ("elements", n)
-        moments = torch.empty(4 * rows * plan.chunks, dtype=torch.float64, device=x.device)
+        moments = torch.empty(4 * rows * plan.chunks, dtype=torch.float64, device=device)
         shape = (np.int64(width), np.int32(rows), np.int32(plan.chunks))
-        arguments = (addresses[0], moments.data_ptr(), *shape, np.int32(-(-n // TILE)))
+        arguments = (of_x, moments.data_ptr(), *shape, np.int32(-(-n // TILE)))
         module.launch(f"chunk_moments_{kind}", plan.grid, plan.block, arguments)
-        module.launch(f"normalize_{kind}", plan.output_grid, plan.block, (*addresses, moments.data_ptr(), *shape, eps))
+        y = torch.empty(x.shape, dtype=dtype, device=device)
+        arguments = (of_x, *of_parameters, y.data_ptr(), moments.data_ptr(), *shape, eps)
+        module.launch(f"normalize_{kind}", plan.output_grid, plan.block, arguments)
         return y

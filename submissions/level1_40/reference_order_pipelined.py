@@ -522,6 +522,11 @@ normalize_tiles(const Packed* __restrict__ x, const Packed* __restrict__ gamma, 
 }
 """
 NVRTC_OPTIONS = ("--std=c++17", "--fmad=true", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
+OPTIONS = {
+    (dtype, stage): (*NVRTC_OPTIONS, f"-DELEMENT={element}", f"-DSTAGE={stage}")
+    for dtype, element in ELEMENTS.items()
+    for stage in STAGES
+}
 
 
 # ---- loader: byte-identical in every CUDA file of this repository; a test says so ----
@@ -710,25 +715,27 @@ class AffineParameters(nn.Module):
 
 def require_supported(x: torch.Tensor, ln: AffineParameters):
     """Raises ValueError, naming the tensor and the rule, for every input this file does not take."""
-    if ln.weight is None or ln.bias is None:
+    weight, bias = ln.weight, ln.bias
+    if weight is None or bias is None:
         raise ValueError("weight, bias: both must be present (an affine layer norm)")
-    if x.dtype not in ELEMENTS:
-        raise ValueError(f"x: dtype {x.dtype}, must be float32, float16 or bfloat16")
-    if tuple(x.shape[1:]) != ln.normalized_shape:
+    device, dtype = x.device, x.dtype
+    if dtype not in ELEMENTS:
+        raise ValueError(f"x: dtype {dtype}, must be float32, float16 or bfloat16")
+    if x.shape[1:] != ln.normalized_shape:
         raise ValueError(f"x: shape {tuple(x.shape)} must be (rows, *{ln.normalized_shape})")
-    n = ln.weight.numel()
+    n = weight.numel()
     if n % 4 or n > MAX_WIDTH:
         raise ValueError(f"x: rows of {n} elements, must be a multiple of 4 (N % 4 == 0) and at most 2^24")
-    for name, tensor in (("x", x), ("weight", ln.weight), ("bias", ln.bias)):
-        if tensor.device.type != DEVICE_TYPE or tensor.device != x.device:
-            raise ValueError(f"{name}: on {tensor.device}, must be on {DEVICE_TYPE}, the device of x ({x.device})")
-        if tensor.dtype != x.dtype:
-            raise ValueError(f"{name}: dtype {tensor.dtype}, must be that of x, {x.dtype}")
+    alignment = 4 * x.element_size()  # PyTorch's vectorised path reads four elements at once
+    for name, tensor in (("x", x), ("weight", weight), ("bias", bias)):
+        if device.type != DEVICE_TYPE or tensor.device != device:
+            raise ValueError(f"{name}: on {tensor.device}, must be on {DEVICE_TYPE}, the device of x ({device})")
+        if tensor.dtype != dtype:
+            raise ValueError(f"{name}: dtype {tensor.dtype}, must be that of x, {dtype}")
         if not tensor.is_contiguous():
             raise ValueError(f"{name}: strides {tensor.stride()}, must be contiguous")
-        if name != "x" and tuple(tensor.shape) != ln.normalized_shape:
+        if name != "x" and tensor.shape != ln.normalized_shape:
             raise ValueError(f"{name}: shape {tuple(tensor.shape)}, must be normalized_shape {ln.normalized_shape}")
-        alignment = 4 * tensor.element_size()  # PyTorch's vectorised path reads four elements at once
         if tensor.data_ptr() % alignment:
             raise ValueError(f"{name}: address {tensor.data_ptr():#x}, must be aligned to {alignment} bytes")
 
@@ -745,25 +752,27 @@ class ModelNew(nn.Module):
     def forward_with_stats(self, x: torch.Tensor) -> tuple:
         """x (rows, *normalized_shape) -> y of that shape and dtype, mean and rstd (rows,) fp32; else ValueError."""
         require_supported(x, self.ln)
-        rows, n = x.shape[0], self.ln.weight.numel()
-        y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        stats = torch.empty(14 * rows, dtype=torch.float32, device=x.device)  # mean, rstd, four quarters of three
-        mean, rstd, quarters = stats.split((rows, rows, 12 * rows))
+        weight, bias = self.ln.weight, self.ln.bias
+        rows, n, dtype, device = x.shape[0], weight.numel(), x.dtype, x.device
+        stats = torch.empty(14 * rows, dtype=torch.float32, device=device)  # mean, rstd, four quarters of three
         if rows == 0:
-            return y, mean, rstd
-        index = x.device.index or 0
-        plan = geometry(rows, n, x.dtype, device_limits(index))
-        options = (*NVRTC_OPTIONS, f"-DELEMENT={ELEMENTS[x.dtype]}", f"-DSTAGE={plan.stage}")
-        module = cuda_module(CUDA_SOURCE, options, index)
-        of_x, of_gamma, of_beta, of_y = (t.data_ptr() for t in (x, self.ln.weight, self.ln.bias, y))
-        of_mean, of_rstd, of_quarters = (t.data_ptr() for t in (mean, rstd, quarters))
+            return torch.empty(x.shape, dtype=dtype, device=device), stats, stats.clone()
+        index = device.index or 0
+        plan = geometry(rows, n, dtype, device_limits(index))
+        module = cuda_module(CUDA_SOURCE, OPTIONS[dtype, plan.stage], index)
+        of_x, of_mean = x.data_ptr(), stats.data_ptr()
+        of_rstd, of_quarters = of_mean + 4 * rows, of_mean + 8 * rows
         vectors, eps = np.int32(n // 4), np.float32(self.ln.eps)
-        if plan.kernel != "chain_quarters":
-            arguments = (of_x, of_gamma, of_beta, of_y, of_mean, of_rstd, vectors, eps)
+        long_rows = plan.kernel == "chain_quarters"
+        if long_rows:  # before anything else that takes the host's time: the device waits for nothing but this
+            arguments = (of_x, of_quarters, vectors, np.int32(plan.slots), np.int32(plan.keep_from))
             module.launch(plan.kernel, plan.grid, plan.block, arguments, plan.shared_bytes)
-            return y, mean, rstd
-        arguments = (of_x, of_quarters, vectors, np.int32(plan.slots), np.int32(plan.keep_from))
-        module.launch(plan.kernel, plan.grid, plan.block, arguments, plan.shared_bytes)
-        arguments = (of_x, of_gamma, of_beta, of_y, of_quarters, of_mean, of_rstd, np.int32(rows), vectors, eps)
-        module.launch("normalize_tiles", plan.output_grid, (COLUMNS,), arguments)
-        return y, mean, rstd
+        y = torch.empty(x.shape, dtype=dtype, device=device)
+        tensors = (of_x, weight.data_ptr(), bias.data_ptr(), y.data_ptr())
+        if long_rows:
+            arguments = (*tensors, of_quarters, of_mean, of_rstd, np.int32(rows), vectors, eps)
+            module.launch("normalize_tiles", plan.output_grid, (COLUMNS,), arguments)
+        else:
+            arguments = (*tensors, of_mean, of_rstd, vectors, eps)
+            module.launch(plan.kernel, plan.grid, plan.block, arguments, plan.shared_bytes)
+        return y, stats[:rows], stats[rows : 2 * rows]
