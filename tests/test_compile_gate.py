@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from pathlib import Path
 
@@ -20,6 +21,11 @@ BUDGET_FILE = Path(__file__).parent / "resource_budget.toml"
 BUDGET = read_budget(BUDGET_FILE)
 CUDA = cuda_candidates()
 BIT_IDENTICAL = cuda_candidates("bit-identical")
+# The builds of a candidate, as the values of its -D options; every combination is gated on every architecture.
+BUILDS: dict[str, dict[str, tuple[int, ...]]] = {
+    "oracle_accurate": {"ELEMENT": (0, 1, 2)},
+    "reference_order_pipelined": {"ELEMENT": (0, 1, 2), "STAGE": (64, 32)},
+}
 IEEE = ("--std=c++17", "--fmad=true", "--ftz=false")
 
 
@@ -35,6 +41,15 @@ def test_candidate_compiles_cleanly_within_its_budget(stem: str, arch: str) -> N
         found += findings(stem, source, options, arch, compiled, BUDGET.get(stem, {}), exact=exact)
         assert compiled.error or set(compiled.resources) == set(kernel_names(source))
     assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("arch", DEVICES)
+@pytest.mark.parametrize("stem", CUDA)
+def test_every_build_of_a_candidate_is_gated(stem: str, arch: str) -> None:
+    _, option_sets = source_and_options(FOLDER / f"{stem}.py", CUDA[stem], arch)
+    gated = sorted(tuple(option for option in options if option.startswith("-D")) for options in option_sets)
+    named = [[f"-D{name}={value}" for value in values] for name, values in BUILDS.get(stem, {}).items()]
+    assert gated == sorted(itertools.product(*named)), "add a shape to compile_gate.SHAPES, or a row to BUILDS"
 
 
 def test_budget_names_the_kernels_there_are() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from kbsub.eval.compile_gate import option_sets
 from kbsub.eval.host_executor import H200_LIMITS, SMALL_LIMITS, host_namespace, kernel_names, poisoned
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -18,6 +19,7 @@ from host_run import DTYPES, cuda_candidates, disagreement, source_of
 SHAPES = (
     (3, 4), (3, 7), (5, 100), (3, 200), (2, 516), (2, 1001), (2, 1028), (3, 2052), (2, 4100), (2, 8192),
     (3, 20_672), (5, 33_000), (4, 65_540), (2, 131_076), (2, 150_001),
+    (1, 327_684),  # a row with the device to itself: larger stages, and enough of them to go round the ring
 )  # fmt: skip
 # Against float64, in units of the largest output: a few roundings in the dtype, and for fp32 statistics in fp32.
 TOLERANCE = {"fp32": 2e-6, "fp16": 1e-3, "bf16": 8e-3}
@@ -25,11 +27,17 @@ CUDA = cuda_candidates()
 BIT_IDENTICAL = cuda_candidates("bit-identical")
 
 
-def space_of(stem: str) -> dict[str, Any]:
-    space = host_namespace(source_of(stem), SMALL_LIMITS)
-    if "LONG_ROW_BYTES" in space:
-        space["LONG_ROW_BYTES"] = 1 << 16  # oracle_accurate: the same kernel for long rows, from shorter ones on
-    return space
+def space_of(stem: str) -> tuple[dict[str, Any], set[tuple[str, ...]]]:
+    """The candidate's namespace on a small device, and the option sets that it will have asked for."""
+    space, asked = host_namespace(source_of(stem), SMALL_LIMITS), set()
+    on_host = space["cuda_module"]
+
+    def cuda_module(source: str, options: tuple[str, ...], index: int) -> Any:
+        asked.add(options)
+        return on_host(source, options, index)
+
+    space["cuda_module"] = cuda_module
+    return space, asked
 
 
 def error_of(y: torch.Tensor, x: torch.Tensor, model: Any) -> float:
@@ -43,7 +51,7 @@ def error_of(y: torch.Tensor, x: torch.Tensor, model: Any) -> float:
 
 @pytest.mark.parametrize("stem,precision", [(s, p) for s, ps in CUDA.items() for p in ps])
 def test_every_kernel_runs_and_is_right(stem: str, precision: str) -> None:
-    space, dtype = space_of(stem), DTYPES[precision]
+    (space, asked), dtype = space_of(stem), DTYPES[precision]
     torch.manual_seed(3)
     refused = []
     for rows, n in SHAPES:
@@ -66,6 +74,7 @@ def test_every_kernel_runs_and_is_right(stem: str, precision: str) -> None:
             assert not wrong, f"{stem} {rows}x{n}: " + "\n".join(wrong)
     never = set(kernel_names(space["CUDA_SOURCE"])) - set(space["host_executor"].launches)
     assert not never, f"{stem}: kernels that no shape here reaches: {sorted(never)}; add a shape to SHAPES"
+    assert asked == set(option_sets(source_of(stem), [precision], SMALL_LIMITS)), "builds that no shape here reaches"
 
 
 @pytest.mark.parametrize("stem", CUDA)
