@@ -111,7 +111,6 @@ extern "C" __global__ void ring(const float4* x, float4* y, int n4)
     Barrier* empty = full + STAGES;
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; ++s) { barrier_init(full + s, 32); barrier_init(empty + s, 32); }
-        barrier_init_fence();
     }
     __syncthreads();
     const int lane = threadIdx.x % 32, stages = (n4 + STAGE * 32 - 1) / (STAGE * 32);
@@ -172,17 +171,16 @@ extern "C" __global__ void two_grid_barriers(unsigned* cells, unsigned* out)
     grid_barrier();
     out[blockIdx.x * blockDim.x + threadIdx.x] = cells[(blockIdx.x + 1) % gridDim.x];
 }
-extern "C" __global__ void relay(uint4* slots, unsigned* out)  // block b spins for block b - 1
+extern "C" __global__ void relay(volatile unsigned* sums, unsigned* out)  // block b spins for block b - 1
 {
     if (threadIdx.x == 0) {
-        unsigned sum = 0;
+        unsigned sum = 1;  // what has not come yet is 0
         if (blockIdx.x > 0) {
-            uint4 words = read_words(slots + blockIdx.x - 1);
-            while (words.w != 1u) { spin_pause(); words = read_words(slots + blockIdx.x - 1); }
-            sum = words.x;
+            while (sums[blockIdx.x - 1] == 0) spin_pause();
+            sum = sums[blockIdx.x - 1];
         }
         out[blockIdx.x] = sum + blockIdx.x;
-        publish_words(slots + blockIdx.x, make_uint4(sum + blockIdx.x, 0u, 0u, 1u));
+        sums[blockIdx.x] = sum + blockIdx.x;
     }
 }
 extern "C" __global__ void hand_over(const int* x, int* y)  // warps 0, 1 write what warps 2, 3 read; block 128
@@ -357,9 +355,9 @@ def test_grid_barriers(seed: int, workers: int) -> None:
 @pytest.mark.parametrize("seed", ORDERS)
 def test_blocks_that_spin_for_each_other(seed: int, workers: int) -> None:
     host = Host(SOURCE, seed=seed, workers=workers)
-    slots, out = host.tensor(torch.zeros(30, 4), torch.int32), host.empty(30, dtype=torch.int32)
-    host.launch("relay", 30, 64, slots, out, cooperative=True)
-    assert out.tolist() == [b * (b + 1) // 2 for b in range(30)]
+    sums, out = host.tensor(torch.zeros(30), torch.int32), host.empty(30, dtype=torch.int32)
+    host.launch("relay", 30, 64, sums, out, cooperative=True)
+    assert out.tolist() == [1 + b * (b + 1) // 2 for b in range(30)]
 
 
 def test_named_barriers_for_parts_of_a_block(host: Host) -> None:

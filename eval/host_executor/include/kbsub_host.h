@@ -137,14 +137,9 @@ inline void __threadfence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 
 template <class T> T __ldg(const T* p) { return *p; }
 template <class T> T __ldcg(const T* p) { return *p; }
-template <class T> T __ldca(const T* p) { return *p; }
 template <class T> T __ldcs(const T* p) { return *p; }
-template <class T> T __ldlu(const T* p) { return *p; }
-template <class T> T __ldcv(const T* p) { return *p; }
 template <class T> void __stcs(T* p, T value) { *p = value; }
 template <class T> void __stcg(T* p, T value) { *p = value; }
-template <class T> void __stwb(T* p, T value) { *p = value; }
-template <class T> void __stwt(T* p, T value) { *p = value; }
 
 template <class T, class F>
 T kbsub_atomic(T* p, F next)
@@ -165,14 +160,6 @@ template <class T> T atomicMin(T* p, typename kbsub_same<T>::type v) { return kb
 template <class T> T atomicAnd(T* p, typename kbsub_same<T>::type v) { return kbsub_atomic(p, [=](T o) { return (T)(o & v); }); }
 template <class T> T atomicOr(T* p, typename kbsub_same<T>::type v) { return kbsub_atomic(p, [=](T o) { return (T)(o | v); }); }
 template <class T> T atomicXor(T* p, typename kbsub_same<T>::type v) { return kbsub_atomic(p, [=](T o) { return (T)(o ^ v); }); }
-inline unsigned atomicInc(unsigned* p, unsigned limit)
-{
-    return kbsub_atomic(p, [=](unsigned o) { return o >= limit ? 0u : o + 1u; });
-}
-inline unsigned atomicDec(unsigned* p, unsigned limit)
-{
-    return kbsub_atomic(p, [=](unsigned o) { return o == 0u || o > limit ? limit : o - 1u; });
-}
 template <class T>
 T atomicCAS(T* p, typename kbsub_same<T>::type expected, typename kbsub_same<T>::type wanted)
 {
@@ -181,7 +168,6 @@ T atomicCAS(T* p, typename kbsub_same<T>::type expected, typename kbsub_same<T>:
 }
 
 inline void __trap(int line = __builtin_LINE()) { kbsub_trap(line); }
-inline void __nanosleep(unsigned) {}
 
 // ---- the device-only functions that candidates define under #ifndef KBSUB_HOST ----
 typedef unsigned long long Barrier;
@@ -189,8 +175,6 @@ typedef unsigned long long Barrier;
 inline void copy16_async(void* to, const void* from, int line = __builtin_LINE()) { kbsub_copy_async(to, from, 16, line); }
 inline void copy16_async_keep(void* to, const void* from, int line = __builtin_LINE()) { kbsub_copy_async(to, from, 16, line); }
 inline void copy8_async(void* to, const void* from, int line = __builtin_LINE()) { kbsub_copy_async(to, from, 8, line); }
-inline void copy8_async_keep(void* to, const void* from, int line = __builtin_LINE()) { kbsub_copy_async(to, from, 8, line); }
-inline void copy4_async(void* to, const void* from, int line = __builtin_LINE()) { kbsub_copy_async(to, from, 4, line); }
 inline void copies_commit() { kbsub_copies_commit(); }
 template <int N> void copies_wait() { kbsub_copies_wait(N); }
 inline void copies_arrive_noinc(Barrier* b, int line = __builtin_LINE()) { kbsub_copies_arrive(b, line); }
@@ -199,7 +183,6 @@ inline void bulk_copy_async(void* to, const void* from, unsigned bytes, Barrier*
     kbsub_bulk_copy(to, from, bytes, b, line);
 }
 inline void barrier_init(Barrier* b, unsigned count, int line = __builtin_LINE()) { kbsub_barrier_init(b, count, line); }
-inline void barrier_init_fence() {}
 inline void barrier_arrive(Barrier* b, int line = __builtin_LINE()) { kbsub_barrier_arrive(b, 0, line); }
 inline void barrier_expect_bytes(Barrier* b, unsigned bytes, int line = __builtin_LINE()) { kbsub_barrier_arrive(b, bytes, line); }
 inline void barrier_wait(Barrier* b, unsigned parity, int line = __builtin_LINE()) { kbsub_barrier_wait(b, parity, line); }
@@ -207,28 +190,6 @@ inline bool barrier_test(Barrier* b, unsigned parity, int line = __builtin_LINE(
 inline void grid_barrier(int line = __builtin_LINE()) { kbsub_grid_barrier(line); }
 inline void spin_pause(int line = __builtin_LINE()) { kbsub_spin_pause(line); }
 inline void named_barrier(int id, int threads, int line = __builtin_LINE()) { kbsub_named_barrier(id, threads, line); }
-template <class T> T load_once(const T* p) { return *p; }
-template <class T> T load_first(const T* p) { return *p; }
-template <class T> T load_again(const T* p) { return *p; }
-inline void prefetch_to_l2(const void*, unsigned) {}
 inline void forget_unpacked(uint4&) {}  // an empty asm on the device, for the register allocator
 inline void grid_arrive(unsigned* counter) { __atomic_fetch_add(counter, 1u, __ATOMIC_SEQ_CST); }
 inline void grid_wait(unsigned* counter, unsigned target, int line = __builtin_LINE()) { kbsub_grid_wait(counter, target, line); }
-inline float4 load4_stream(const float4* p) { return *p; }
-inline float4 load4_keep(const float4* p) { return *p; }
-inline void store4_stream(float4* p, float4 v) { *p = v; }
-// One 16-byte access, as on the device (x86 keeps aligned ones whole, and in order).
-typedef unsigned kbsub_words __attribute__((vector_size(16)));
-inline void publish_words(uint4* slot, uint4 words)
-{
-    kbsub_words w;
-    __builtin_memcpy(&w, &words, 16);
-    *reinterpret_cast<volatile kbsub_words*>(slot) = w;
-}
-inline uint4 read_words(const uint4* slot)
-{
-    const kbsub_words w = *reinterpret_cast<const volatile kbsub_words*>(slot);
-    uint4 words;
-    __builtin_memcpy(&words, &w, 16);
-    return words;
-}

@@ -111,13 +111,6 @@ inline unsigned short float_to_half(float value)  // cvt.rn.f16.f32; a NaN becom
     return sign | (unsigned short)((rounded - 0x38000000u) >> 13);
 }
 
-// A template, so that a source that writes this shift as an ordinary function of its own keeps it.
-template <class Bits>
-inline float bfloat16_to_float(Bits bits)
-{
-    return __uint_as_float((unsigned)bits << 16);
-}
-
 inline unsigned short float_to_bfloat16(float value)  // cvt.rn.bf16.f32; a NaN becomes 0x7fff
 {
     const unsigned bits = __float_as_uint(value);
