@@ -23,6 +23,8 @@ CORRECTNESS_TRIALS = 5  # upstream's scripts pass these two; the defaults of its
 PERFORMANCE_TRIALS = 100
 PRECISIONS = ("fp32", "fp16", "bf16")
 
+_FOLDER_TASK = "reference"  # a local task that has a folder of candidates is called after the folder
+
 # Level 1, problem 40 in this project's own words: layer normalisation over everything but the batch. Only the
 # interface that KernelBench prescribes, the shapes, the dtype and the draw of x are shared with the original.
 _EMBEDDED_SHAPE = (16, 64, 256, 256)
@@ -83,8 +85,11 @@ class Task:
 
     @property
     def slug(self) -> str:
-        """The folder and result name: "level1_40", or the file stem of a local task."""
-        return f"level{self.level}_{self.problem_id}" if self.level else Path(self.name).stem
+        """The folder and result name: "level1_40"; of a local task its file's stem, or the folder of a reference.py."""
+        if self.level:
+            return f"level{self.level}_{self.problem_id}"
+        file = Path(self.name)
+        return file.parent.name if file.stem == _FOLDER_TASK and file.parent.name else file.stem
 
     def modules(self) -> Modules:
         """Execute the source in a fresh dict, as upstream does (no `__file__`, no module name)."""
@@ -160,7 +165,9 @@ def load_local_task(path: Path, precision: str = "fp32") -> Task:
         source = Path(path).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise TaskError(f"--task {path}: cannot be read as a reference program: {error}") from error
-    return _task(0, 0, Path(path).name, source, "local", precision)
+    file = Path(path)
+    name = f"{file.resolve().parent.name}/{file.name}" if file.stem == _FOLDER_TASK else file.name
+    return _task(0, 0, name, source, "local", precision)
 
 
 def resolve_task(text: str, *, kernelbench: Path | None, precision: str = "fp32") -> Task:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,13 @@ from kbsub.adapters.isolation import JudgeFailure, Status, is_out_of_memory
 from kbsub.adapters.task import task_from_payload
 from kbsub.eval import baselines, floors, quality
 from kbsub.eval.machine import CpuMachine, CudaMachine, machine_for
+from kbsub.eval.ring import Ring, RingProgram
 from kbsub.eval.scene import BenchScene
 from kbsub.eval.timing import (
+    COLD_REPLAY,
     CPU_REHEARSAL,
     GRAPH_REPLAY,
+    REPLAYS,
     Dropped,
     Series,
     TimingProtocol,
@@ -37,6 +40,7 @@ from kbsub.eval.timing import (
 )
 
 Progress = Callable[[dict[str, Any]], None]
+RING_WARMUPS = 2  # of the whole ring
 BUILD_SHARE = 0.5  # of the budget; later compile baselines are skipped rather than eat the time of the rounds
 
 
@@ -105,7 +109,7 @@ class BenchRun:
 
     def _import_upstream(self) -> str:
         """Get upstream's timing functions from the checkout; why there are none, or "" when there are."""
-        wanted = [method for method in self.payload["methods"] if method != GRAPH_REPLAY]
+        wanted = [method for method in self.payload["methods"] if method not in REPLAYS]
         if not wanted:
             return "not asked for"
         if not self.machine.graphs:
@@ -197,6 +201,8 @@ class SceneRun:
         self.before = quality.snapshot(self.uuid)
         if GRAPH_REPLAY in bench.payload["methods"]:
             self._replay()
+        if COLD_REPLAY in bench.payload["methods"]:
+            self._cold_replay()
         for method, function in bench.functions.items():
             self._upstream(method, function)
         self._parameters_unchanged()
@@ -288,6 +294,27 @@ class SceneRun:
         series = replay_rounds(captured, self.machine, self.scene, self.protocol, self._guard, self._out_of_time)
         method = GRAPH_REPLAY if self.machine.graphs else CPU_REHEARSAL
         self._store(method, series, lambda name, samples: replay_statistics(samples, self.protocol))
+
+    def _cold_replay(self) -> None:
+        """The same rounds over a ring of buffers: a sample is the mean over the ring, replayed once."""
+        ring = Ring(self.scene) if self.machine.graphs else Ring(self.scene, ring_bytes=0)
+        captured: dict[str, Any] = {}
+        for name, program in list(self.programs.items()):
+            if program.own_graphs and self.machine.graphs:
+                continue
+
+            def capture(program: Program = program) -> RingProgram:
+                return RingProgram(self.machine.capture(ring.over(program.call), [], RING_WARMUPS), ring)
+
+            kept, value = self._guard(name, "capture over the ring of", capture)
+            if kept:
+                captured[name] = value
+        once = replace(self.protocol, replays=1, warmups=RING_WARMUPS)
+        series = replay_rounds(captured, self.machine, ring, once, self._guard, self._out_of_time)
+        for samples in series.samples.values():
+            samples[:] = [sample / ring.size for sample in samples]
+        method = COLD_REPLAY if self.machine.graphs else CPU_REHEARSAL
+        self._store(method, series, lambda _, samples: {**replay_statistics(samples, once), "ring": ring.size})
 
     def _upstream(self, method: str, function: Callable[..., list[float]]) -> None:
         calls = {name: program.call for name, program in self.programs.items()}

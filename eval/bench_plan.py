@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kbsub.eval.result import Result, row_key
-from kbsub.eval.timing import METHODS, TimingProtocol
+from kbsub.eval.timing import COLD_REPLAY, METHODS, TimingProtocol
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -194,8 +194,8 @@ def choose_methods(wanted: str) -> list[str]:
         return list(METHODS)
     names = wanted.split(",")
     for name in names:
-        if name not in METHODS:
-            raise PlanError(f"--methods {name}: known are all, {', '.join(METHODS)}")
+        if name not in (*METHODS, COLD_REPLAY):
+            raise PlanError(f"--methods {name}: known are all, {', '.join(METHODS)}, {COLD_REPLAY}")
     return names
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kbsub.eval.files import replace_atomic
-from kbsub.eval.report_tables import cold_ms, gb_s, official_ms, worst_error
+from kbsub.eval.report_tables import cold_method, cold_ms, gb_s, official_ms, worst_error
 from kbsub.eval.result import Candidate, Result
 from kbsub.eval.tables import best_ms, floor_ms, is_floor, programs, replay_of, title_of, typical_ms
 
@@ -94,9 +94,13 @@ def error_data(result: Result, precision: str = "fp32") -> Data:
 def bandwidth_data(result: Result, precision: str = "fp16") -> Data:
     """Lines: GB/s of every program over the shapes, the copy among them."""
     lines: dict[str, list[list[Any]]] = {}
-    for name, row in programs(result, precision).items():
+    rows = programs(result, precision)
+    copies = (rows["copy"].shapes or {}) if "copy" in rows else {}
+    for name, row in rows.items():
         for key, shape in (row.shapes or {}).items():
-            value = cold_ms(shape.timing)
+            held_against = copies.get(key)
+            method = cold_method(held_against.timing if held_against is not None else shape.timing)
+            value = cold_ms(shape.timing, method)
             if value is not None:
                 moved = 2 * math.prod(map(int, key.split("x"))) * (4 if precision == "fp32" else 2)
                 lines.setdefault(plain(name), []).append([key, gb_s(moved, value)])

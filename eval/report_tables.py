@@ -12,6 +12,7 @@ from typing import Any
 
 from kbsub.eval.result import Candidate, Result
 from kbsub.eval.tables import NOTHING, Table, by_round, ms, percent, programs, title_of, typical_ms
+from kbsub.eval.timing import COLD_REPLAY
 
 HEADLINE_BASELINES = ("eager", "compile_default")
 UNIFORM_WORDS = "equal_nan=True"
@@ -211,7 +212,7 @@ def _error_cell(value: Any) -> str:
 
 
 def bandwidth_table(result: Result, precisions: Sequence[str]) -> Table:
-    """GB/s and percent of a copy of the same input, for every program and shape (upstream's cuda_event, cold L2).
+    """GB/s and percent of a copy of the same input, for every program and shape, with a cold L2 (methods: COLD).
 
     Bytes: input read once and output written once; parameters are not counted, as a copy has none.
     """
@@ -219,27 +220,31 @@ def bandwidth_table(result: Result, precisions: Sequence[str]) -> Table:
     names = [n for n in dict.fromkeys(n for p in precisions for n in programs(result, p)) if n != "copy"]
     shaped = [n for n in names if any((programs(result, p).get(n) or Candidateless).shapes for p in precisions)]
     table.headers += [f"{title_of(name)} GB/s (of copy)" for name in shaped]
+    methods = set()
     for precision in precisions:
         rows = programs(result, precision)
         copies = (rows["copy"].shapes or {}) if "copy" in rows else {}
         for key, shape in copies.items():
-            copied = cold_ms(shape.timing)
+            method = cold_method(shape.timing)
+            copied = cold_ms(shape.timing, method)
             moved = 2 * math.prod(map(int, key.split("x"))) * (4 if precision == "fp32" else 2)
             if copied is None:
                 continue
             cells = [key.replace("x", " x "), precision, f"{gb_s(moved, copied):.0f}"]
             for name in shaped:
                 entry = ((rows[name].shapes or {}) if name in rows else {}).get(key)
-                mine = cold_ms(entry.timing) if entry is not None else None
+                mine = cold_ms(entry.timing, method) if entry is not None else None
                 if mine is None:
                     cells.append(str(entry.status) if entry is not None and entry.status is not None else NOTHING)
                 else:
                     cells.append(f"{gb_s(moved, mine):.0f} ({100 * copied / mine:.0f}%)")
             table.rows.append(cells)
+            methods.add(method)
     if table.rows:
+        words = "; ".join(COLD[method] for method in COLD if method in methods)
         table.notes = [
-            f"{environment_words(result)}. Cold L2 (upstream's `cuda_event`, median of its trials), copy and programs "
-            "interleaved in one run. Bytes: input once, output once."
+            f"{environment_words(result)}. Cold L2, medians, copy and programs interleaved in one run: {words}. "
+            "Bytes: input once, output once."
         ]
     return table
 
@@ -250,9 +255,20 @@ class Candidateless:
     shapes = None
 
 
-def cold_ms(timing: Mapping[str, Any] | None) -> float | None:
-    """The median (ms) of upstream's cuda_event samples: cold L2, and not moved by one interrupted trial."""
-    found = (timing or {}).get("cuda_event")
+COLD = {  # method -> what it is, best first
+    COLD_REPLAY: "graph replay over a ring of buffers larger than the L2 (`cold_replay`)",
+    "cuda_event": "upstream's `cuda_event`, which flushes it between calls and times the launch too",
+}
+
+
+def cold_method(timing: Mapping[str, Any] | None) -> str:
+    """The best method with a cold L2 that a timing block has; of a copy, the one its programs are held against."""
+    return next((method for method in COLD if method in (timing or {})), "cuda_event")
+
+
+def cold_ms(timing: Mapping[str, Any] | None, method: str) -> float | None:
+    """The median (ms) of the samples of a method with a cold L2: not moved by one interrupted trial."""
+    found = (timing or {}).get(method)
     if found is None:
         return None
     values = sorted(by_round(found))

@@ -109,11 +109,15 @@ class BenchScene:
         Upstream's predicate: torch.allclose(reference, candidate) with atol = rtol = its tolerance, equal_nan off. An
         input that the program has changed is a complaint too, and is mended for the next program.
         """
-        complaint = self._difference(output, self._expected(name, set_index), name)
+        complaint = self.difference(name, output, set_index)
         if not _equal(self.buffers[self._active], self.contents[set_index]):
             self._showing[self._active] = None  # to be written again before the next program
             complaint = complaint or "it changed its input"
         return complaint
+
+    def difference(self, name: str, output: Any, set_index: int) -> str | None:
+        """What is wrong with an output made from this set, whatever buffer it came from; None when nothing is."""
+        return self._difference(output, self._expected(name, set_index), name)
 
     def _expected(self, name: str, set_index: int) -> torch.Tensor:
         """The reference's output, or for a floor program the input that it copies."""

@@ -35,7 +35,9 @@ def cuda_candidates(promise: str | None = None) -> dict[str, tuple[str, ...]]:
     stems = sorted(path.stem for path in FOLDER.glob("*.py") if "CUDA_SOURCE =" in path.read_text(encoding="utf-8"))
     rows = {stem: table.get(stem, {"precision": ["fp32"], "contract": None}) for stem in stems}
     wrong = {stem for stem, row in rows.items() if row.get("expect", {}).get("official") == "fail"}
-    return {s: tuple(row["precision"]) for s, row in rows.items() if promise in (None, row["contract"]) and s not in wrong}
+    return {
+        s: tuple(row["precision"]) for s, row in rows.items() if promise in (None, row["contract"]) and s not in wrong
+    }
 
 
 def array_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:

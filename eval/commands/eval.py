@@ -116,10 +116,13 @@ def _batch(
 def _files(names: list[str], task: str) -> tuple[Path, ...]:
     """The candidate files; a bare name is one of the task's own. Every file of the task without names."""
     from kbsub.adapters.task import TaskError
-    from kbsub.eval.declarations import NOT_CANDIDATES
+    from kbsub.eval.declarations import FILE_NAME, NOT_CANDIDATES
     from kbsub.eval.machine_facts import submissions_folder
 
-    folder = submissions_folder(task)
+    local = task.startswith("local:") or task.endswith(".py")
+    folder = Path(task.removeprefix("local:")).parent if local else submissions_folder(task)
+    if not names and local and not (folder and (folder / FILE_NAME).is_file()):
+        raise TaskError(f"--task {task}: its folder declares no candidates ({FILE_NAME}); name the candidate files")
     if not names:
         if folder is None:
             raise TaskError(f"--task {task}: there is no folder submissions/{task}; name the candidate files")

@@ -1,6 +1,6 @@
 """LayerNorm over the hidden dimension at the speed of a copy: one read and one write of every row.
 
-Contract: within the official tolerance of native, and nearer than native to the float64 answer; fp32, fp16, bf16.
+Contract: within the official tolerance of native wherever native is near the true value; fp32, fp16, bf16.
 
 The project's own end of the ladder. A row is held from its only read to its write: in the registers of a group of
 lanes (tiny rows), of a warp (up to 4 KB) or of a block, and beyond those in shared memory; only what is wider than
