@@ -40,7 +40,7 @@ class Expect(BaseModel):
     # Inputs at which every full-size case is beyond the tolerance against native, and no other full-size case is.
     # Speaks of fp32 only (1e-4; the tolerance of the others is 1e-2). None claims nothing.
     beyond_tolerance: tuple[str, ...] | None = None
-    # The stress suite's own words for its cases.
+    # The stress suite's own words for its cases; for all precisions alike, or under the name of each.
     stress: dict[str, Any] = Field(default_factory=dict)
 
 

@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from kbsub.adapters.isolation import Status
-from kbsub.eval.stress_records import unexpected
+from kbsub.eval.stress_records import declared_stress, unexpected
 
 CHECKS = ("official", "identity", "stress", "oracle", "guards")
 EXIT_PASS, EXIT_FAIL, EXIT_USAGE, EXIT_UNCERTIFIED = 0, 1, 2, 3
@@ -145,7 +145,7 @@ def _stress(fields: Fields, declaration: Mapping[str, Any]) -> tuple[Answer, str
     words += " (equal_nan=True)"
     if not ran:
         return Answer.UNCERTIFIED, "no case could be run here"
-    declared, elsewhere = _runnable(_expect(declaration).get("stress") or {}, rows, ran)
+    declared, elsewhere = _runnable(declared_stress(declaration, str(fields.get("precision", "fp32"))), rows, ran)
     if elsewhere:
         words += f"; cases of {', '.join(elsewhere)} cannot be run here"
     if declaration.get("contract") == "control" and not declared:

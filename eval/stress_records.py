@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
+from kbsub.adapters.task import PRECISIONS
 from kbsub.eval.stress_cases import APART, CLASSES, FAIL, NEARER, PASS, REFUSED, SKIPPED, Row
 
 
@@ -22,19 +23,28 @@ def stress_record(
     apart = [row["name"] for row in rows if row.get("rstd_overflows_fp32")]
     record = {**counts(rows), "equal_nan": True, **facts, "rstd_overflows_fp32": apart}
     if declaration and facts.get("device") == "cuda" and facts.get("complete"):
-        record["contradictions"] = contradictions(rows, declaration)
+        record["contradictions"] = contradictions(rows, declaration, str(facts.get("precision", "fp32")))
     return {**record, "cases": list(rows)}
 
 
-def contradictions(rows: Sequence[Row], declaration: Mapping[str, Any]) -> list[str]:
+def contradictions(rows: Sequence[Row], declaration: Mapping[str, Any], precision: str = "fp32") -> list[str]:
     """What the rows show that candidates.toml did not say, or the other way round.
 
-    A bit-identical contract claims to fail nowhere. Other contracts claim something where `expect.stress` does.
+    Bit-identical and accurate candidates claim to fail nowhere. Others claim something where `expect.stress` does.
     """
-    declared = (declaration.get("expect") or {}).get("stress") or {}
-    if not declared and declaration.get("contract") != "bit-identical":
+    declared, accurate = declared_stress(declaration, precision), bool(declaration.get("accurate"))
+    if not declared and not accurate and declaration.get("contract") != "bit-identical":
         return []
-    return unexpected(rows, declared, accurate=bool(declaration.get("accurate")))
+    return unexpected(rows, declared, accurate=accurate)
+
+
+def declared_stress(declaration: Mapping[str, Any], precision: str) -> Mapping[str, Any]:
+    """`expect.stress` of a declaration: of this precision where it is written by precision, else what is there."""
+    declared: Mapping[str, Any] = (declaration.get("expect") or {}).get("stress") or {}
+    if not any(name in declared for name in PRECISIONS):
+        return declared
+    by_precision: Mapping[str, Any] = declared.get(precision) or {}
+    return by_precision
 
 
 def oracle_record(rows: Sequence[Row]) -> dict[str, Any]:

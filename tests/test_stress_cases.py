@@ -19,7 +19,7 @@ from kbsub.eval.stress_cases import (
     select,
     suite,
 )
-from kbsub.eval.stress_records import counts, unexpected
+from kbsub.eval.stress_records import contradictions, counts, unexpected
 
 LEVEL1_40 = Path(next(iter(kbsub.submissions.__path__))) / "level1_40" / "stress_cases.toml"
 
@@ -166,3 +166,21 @@ def test_a_declaration_is_met_exactly(declared, accurate, said):
     problems = unexpected(ROWS, declared, accurate=accurate)
     assert len(problems) == len(said), problems
     assert all(words in problem for words, problem in zip(said, problems, strict=True)), problems
+
+
+BY_PRECISION = {"expect": {"stress": {"fp32": {"fail": ["a/2"]}, "fp16": {"fail": ["a/*"]}}}}
+# declaration, precision, how many contradictions ROWS show
+CLAIMS = (
+    ({"contract": "control"}, "fp32", 0),  # claims nothing about stress
+    ({"contract": "bit-identical"}, "fp32", 2),  # a/2 fails, b/1 differs
+    ({"contract": "tolerance", "accurate": True}, "fp32", 1),  # it may be nearer, not fail
+    ({"contract": "tolerance", "accurate": True, **BY_PRECISION}, "fp32", 0),
+    ({"contract": "tolerance", "accurate": True, **BY_PRECISION}, "fp16", 1),  # a/1 was to fail, too
+    ({"contract": "tolerance", "accurate": True, **BY_PRECISION}, "bf16", 1),  # nothing declared there, a/2 fails
+)
+
+
+@pytest.mark.parametrize(("declaration", "precision", "count"), CLAIMS)
+def test_a_declaration_speaks_of_its_precision(declaration, precision, count):
+    found = contradictions(ROWS, declaration, precision)
+    assert len(found) == count, found
