@@ -14,7 +14,7 @@ import sys
 import tempfile
 import types
 from collections.abc import Callable
-from contextlib import redirect_stdout
+from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,7 +91,9 @@ def evaluate(
     import torch
 
     listener = _Listener(sys.stdout, progress)
-    with redirect_stdout(listener):
+    with ExitStack() as stack:
+        stack.callback(listener.release)
+        stack.enter_context(redirect_stdout(listener))
         return upstream.module.eval_kernel_against_ref(
             original_model_src=task.source,
             custom_model_src=candidate,
@@ -125,18 +127,31 @@ def build_folder(candidate: str) -> Path:
 
 
 class _Listener:
-    """stdout that passes upstream's verbose lines on and says where it is: which trial, which seed."""
+    """stdout that passes upstream's verbose lines on and says where it is: which trial, which seed.
+
+    The lines of timed trials wait in memory until something else is printed. Writes between two timed trials leave the
+    host's caches cold: with them a 0.290 ms kernel (upstream's silent scripts, H200) read 0.309 ms.
+    """
 
     def __init__(self, stream: Any, progress: Callable[[dict[str, Any]], None]) -> None:
         self.stream, self.progress = stream, progress
-        self.line, self.trial, self.stage = "", 0, "performance trial"
+        self.line, self.trial, self.held = "", 0, list[str]()
 
     def write(self, text: str) -> int:
+        if text.startswith("Trial ") or (self.held and text == "\n"):
+            self.held.append(text)
+            return len(text)
+        self.release()
         self.stream.write(text)
         *lines, self.line = (self.line + text).split("\n")
         for line in lines:
             self._read(line)
         return len(text)
+
+    def release(self) -> None:
+        """Passes on what waited."""
+        self.stream.write("".join(self.held))
+        self.held.clear()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)  # `buffer`, `encoding`, `fileno` ...: a candidate finds the real stdout's
@@ -147,10 +162,7 @@ class _Listener:
         elif match := re.match(r"\[Eval\] Generating Random Input with seed (\d+)", line):
             self.trial += 1
             self.progress({"stage": "trial", "index": self.trial, "of": CORRECTNESS_TRIALS, "seed": int(match[1])})
-        elif line.startswith("[Eval] Additional checks to flag excessive speedup"):
-            self.stage = "reference timing"
-            self.progress({"stage": self.stage})
         elif line.startswith("[Eval] Measuring Performance"):
             self.progress({"stage": "timing"})
-        elif match := re.match(r"Trial (\d+)0: ", line):  # every tenth: the bar needs no more
-            self.progress({"stage": self.stage, "index": 10 * int(match[1]), "of": PERFORMANCE_TRIALS})
+        elif line.startswith("[Eval] Additional checks to flag excessive speedup"):
+            self.progress({"stage": "reference timing"})
