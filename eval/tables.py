@@ -96,6 +96,12 @@ def run_of(timing: Timing | None) -> str | None:
     return str((timing.model_extra or {}).get("run")) if timing and (timing.model_extra or {}).get("run") else None
 
 
+def same_run(mine: Mapping[str, Timing] | None, other: Mapping[str, Timing] | None) -> bool:
+    """Whether one bench run timed both, by some method."""
+    runs = [{run_of(timing) for timing in (timings or {}).values()} - {None} for timings in (mine, other)]
+    return bool(runs[0] & runs[1])
+
+
 def paired(a: Timing | None, b: Timing | None) -> Comparison:
     """Two stored timings of one method compared round by round; UNSURE unless both come from the same run."""
     if a is None or b is None or not by_round(a) or not by_round(b):
@@ -159,6 +165,9 @@ def timing_table(result: Result, precision: str = "fp32", reference: str = "eage
         cells += [ms(typical_ms(row.timing, method)) for method in UPSTREAM_METHODS]
         table.rows.append([*cells, words, NOTHING if is_floor(name) else percent(floor, best_ms(row.timing))])
     table.notes = timing_notes(result, precision)
+    elsewhere = [title_of(name) for name, row in timed.items() if base and not same_run(row.timing, base.timing)]
+    if elsewhere:
+        table.notes.append(f"Timed in another run than {reference}, so not compared with it: {', '.join(elsewhere)}.")
     flagged = {name: flags for name, row in timed.items() if (flags := flag_words(row))}
     if flagged:
         table.notes.append("Flags. " + " ".join(f"{title_of(name)}: {flags}." for name, flags in flagged.items()))

@@ -67,6 +67,7 @@ def test_numbers_of_another_run_are_not_compared(result):
     stale = Result.model_validate(content())
     stale.candidates["exact"].timing["graph_replay"].__pydantic_extra__["run"] = OTHER_RUN
     assert column(tables.timing_table(stale), "`exact`", "against eager") == "-"
+    assert "Timed in another run than eager, so not compared with it: `exact`." in tables.timing_table(stale).notes
     comparison = tables.paired(
         stale.candidates["exact"].timing["graph_replay"], stale.baselines["eager"].timing["graph_replay"]
     )
