@@ -18,6 +18,7 @@ from kbsub.eval.result import Baseline, Candidate, Result, Timing
 from kbsub.eval.timing import UPSTREAM_METHODS
 
 NOTHING = "-"
+OTHER_RUN = "not measured in the same run"
 REPLAY = ("graph_replay", "cpu_rehearsal")
 PRECISIONS = ("fp32", "fp16", "bf16")
 
@@ -96,18 +97,12 @@ def run_of(timing: Timing | None) -> str | None:
     return str((timing.model_extra or {}).get("run")) if timing and (timing.model_extra or {}).get("run") else None
 
 
-def same_run(mine: Mapping[str, Timing] | None, other: Mapping[str, Timing] | None) -> bool:
-    """Whether one bench run timed both, by some method."""
-    runs = [{run_of(timing) for timing in (timings or {}).values()} - {None} for timings in (mine, other)]
-    return bool(runs[0] & runs[1])
-
-
 def paired(a: Timing | None, b: Timing | None) -> Comparison:
     """Two stored timings of one method compared round by round; UNSURE unless both come from the same run."""
     if a is None or b is None or not by_round(a) or not by_round(b):
         return unpaired("not measured")
     if run_of(a) is None or run_of(a) != run_of(b):
-        return unpaired("not measured in the same run")
+        return unpaired(OTHER_RUN)
     return compare(by_round(a), by_round(b))
 
 
@@ -153,6 +148,7 @@ def timing_table(result: Result, precision: str = "fp32", reference: str = "eage
     base = rows.get(reference)
     floor = floor_ms(result, precision)
     timed = {name: row for name, row in rows.items() if row.timing}
+    elsewhere: list[str] = []
     for name, row in sorted(timed.items(), key=lambda item: -(best_ms(item[1].timing) or math.inf)):
         replay = replay_of(row.timing)
         quartiles = NOTHING if replay is None else f"{ms(replay.q25_ms)} - {ms(replay.q75_ms)}"
@@ -161,11 +157,12 @@ def timing_table(result: Result, precision: str = "fp32", reference: str = "eage
         if base is not None and name != reference and not is_floor(name):
             comparison, method = against(row.timing, base.timing)
             words = speedup_words(comparison) + (" (cuda_event)" if method == "cuda_event" else "")
+            if comparison.reason == OTHER_RUN:
+                elsewhere.append(title_of(name))
         cells = [title_of(name), contract or "undeclared", ms(replay.median_ms if replay else None), quartiles]
         cells += [ms(typical_ms(row.timing, method)) for method in UPSTREAM_METHODS]
         table.rows.append([*cells, words, NOTHING if is_floor(name) else percent(floor, best_ms(row.timing))])
     table.notes = timing_notes(result, precision)
-    elsewhere = [title_of(name) for name, row in timed.items() if base and not same_run(row.timing, base.timing)]
     if elsewhere:
         table.notes.append(f"Timed in another run than {reference}, so not compared with it: {', '.join(elsewhere)}.")
     flagged = {name: flags for name, row in timed.items() if (flags := flag_words(row))}
