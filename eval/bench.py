@@ -155,6 +155,7 @@ def _payload(record: Record, deaths: dict[str, int], used_s: float) -> dict[str,
         "budget_s": max(plan.budget_s - used_s, LEAST_S),
         "floors": floors,
         "sources": {stem: candidate.source for stem, candidate in plan.candidates.items()},
+        "other_functions": [stem for stem, candidate in plan.candidates.items() if not candidate.same_function],
         "scenes": scenes,
     }
 

@@ -247,6 +247,8 @@ class SceneRun:
         def first_call() -> Program:
             program = self._baseline(name) if baseline is not None else self._candidate(name)
             program.before = {key: value.clone() for key, value in program.model.state_dict().items()}
+            if name in self.bench.payload.get("other_functions", ()):
+                self.scene.hold_to_itself(name, program.call)
             frames = baselines.compiled_frames() if baseline is not None and baseline.backend else None
             shown = self.scene.load(0)
             output = program.call(*self.scene.captured_arguments())
@@ -353,7 +355,7 @@ class SceneRun:
         after = quality.snapshot(self.uuid)
         for name, row in self.rows.items():
             equal = self.scene.identical.get(name)
-            if equal and row["status"] == Status.OK.value:
+            if equal and name not in self.scene.own and row["status"] == Status.OK.value:
                 row["verified"] = {"outputs": len(equal), "bit_identical": sum(equal)}
         self.bench._emit(
             {

@@ -80,12 +80,16 @@ def read_bench_file(folder: Path | None) -> BenchFile:
 
 @dataclass(frozen=True)
 class CandidateFile:
-    """One candidate as the plan knows it. `precisions`: the declared ones, () when nothing is declared."""
+    """One candidate as the plan knows it. `precisions`: the declared ones, () when nothing is declared.
+
+    `same_function` False: it does not compute what the reference does, and says so.
+    """
 
     stem: str
     source: str
     contract: str | None
     precisions: tuple[str, ...] = ()
+    same_function: bool = True
 
     @property
     def sha256(self) -> str:
@@ -137,7 +141,8 @@ def read_candidate(path: Path) -> CandidateFile:
     declared = declaration_of(path)
     if declared is None:
         return CandidateFile(path.stem, source, None)
-    return CandidateFile(path.stem, source, declared.contract, tuple(declared.precision))
+    precisions = tuple(declared.precision)
+    return CandidateFile(path.stem, source, declared.contract, precisions, declared.same_function)
 
 
 def candidate_files(names: Sequence[str], folder: Path | None) -> list[Path]:
@@ -241,7 +246,9 @@ def _place(scene: SceneSpec, candidate: CandidateFile, stored: Result | None, al
         return
     if problem:
         notes.append("timed without an official pass of this file")
-    if candidate.contract == "control":
+    if not candidate.same_function:
+        notes.append("computes another function: its output was held to its own first one, not to the reference's")
+    elif candidate.contract == "control":
         notes.append("control: right on these uniform inputs, known to fail on others")
     scene.candidates.append(candidate.stem)
     if notes:

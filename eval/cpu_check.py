@@ -18,8 +18,9 @@ from kbsub.eval.predicate import CHUNK_ELEMENTS, OFFICIAL_TOLERANCE
 if TYPE_CHECKING:
     import torch
 
-# Sizes for the host executor: rows of 3,072, so that each of the reference order's 128 threads folds six vec4.
-SMALL = {"batch_size": 3, "features": 8, "dim1": 16, "dim2": 24}
+# Sizes for the host executor, by the names that a reference program reads. Rows of 3,072, so that each of the reference
+# order's 128 threads folds six vec4; or fewer tokens of their own size.
+SMALL_SIZES = ({"batch_size": 3, "features": 8, "dim1": 16, "dim2": 24}, {"tokens": 16})
 # A library call that finds no GPU where the file asked for one.
 _NO_GPU_TEXTS = ("no nvidia driver", "not compiled with cuda", "no cuda gpus", "cuda driver")
 
@@ -27,15 +28,14 @@ _NO_GPU_TEXTS = ("no nvidia driver", "not compiled with cuda", "no cuda gpus", "
 def run(candidate_source: str, task: Task, progress: Any, *, hosted: bool = False, full: bool = True) -> dict[str, Any]:
     """{cpu_check: {certified, correctness, trials, seeds, max_abs, provenance ...}, verdict: {status, reason}}.
 
-    `hosted` runs the candidate's CUDA source with the host executor, at SMALL sizes unless `full`. Raises JudgeFailure:
+    `hosted` runs the candidate's CUDA source with the host executor, at SMALL_SIZES unless `full`. Raises JudgeFailure:
     COMPILE_ERROR from loading, RUNTIME_ERROR or OUT_OF_MEMORY from the candidate's own code, NOT_RUN when it asks for
     a GPU or the small size of this task is not known.
     """
     import torch
 
     modules = task.modules()
-    if hosted and not full:
-        _shrink(modules, task)
+    small = _shrink(modules, task) if hosted and not full else None
     torch.manual_seed(SEED)
     init_inputs = task.cast(modules.get_init_inputs())
     with torch.no_grad():
@@ -71,20 +71,22 @@ def run(candidate_source: str, task: Task, progress: Any, *, hosted: bool = Fals
         "provenance": task.provenance,
         "device": "cpu",
         "executor": "host executor" if hosted else "torch",
-        "small": {name: modules.context[name] for name in SMALL} if hosted and not full else None,
+        "small": small,
     }
     status = Status.INCORRECT_SHAPE if wrong_shape else Status.INCORRECT_NUMERICAL if issues else Status.OK
     how = "by the host executor" if hosted else "on the CPU"
-    size = f" at {tuple(SMALL.values())}" if check["small"] else ""
+    size = f" at {tuple(small.values())}" if small else ""
     reason = issues[0] if issues else f"a local check {how}{size}, not an official verdict"
     return {"cpu_check": check, "verdict": {"status": status.value, "reason": reason}}
 
 
-def _shrink(modules: Modules, task: Task) -> None:
+def _shrink(modules: Modules, task: Task) -> dict[str, int]:
     """Lower the sizes that get_inputs and get_init_inputs read from their module; the seeds stay the official ones."""
-    if any(name not in modules.context for name in SMALL):
-        raise JudgeFailure(Status.NOT_RUN, f"no small size of {task.slug} is known; add --full for its own")
-    modules.context.update(SMALL)
+    for sizes in SMALL_SIZES:
+        if all(name in modules.context for name in sizes):
+            modules.context.update(sizes)
+            return sizes
+    raise JudgeFailure(Status.NOT_RUN, f"no small size of {task.slug} is known; add --full for its own")
 
 
 def _trial(

@@ -52,6 +52,8 @@ class Declaration(BaseModel):
     title: str = Field(min_length=1)
     precision: tuple[Precision, ...] = Field(min_length=1)
     contract: Contract
+    # False: it computes something else on purpose. Timed beside the others, its output held to its own first one.
+    same_function: bool = True
     accurate: bool = False  # nearest to the float64 oracle; may disagree with native where native is wrong
     expect: Expect = Field(default_factory=Expect)
 
