@@ -18,6 +18,7 @@ else:
     import tomli as tomllib
 
 from kbsub.adapters.isolation import Status, run_isolated
+from kbsub.eval.declarations import read_declarations
 from kbsub.eval.guards.run import REGISTER
 
 HERE = Path(__file__).resolve().parent
@@ -29,6 +30,8 @@ TASK = f"local:{HERE / 'small_layer_norm.py'}"
 TWINS = tomllib.loads((HERE / "bad_twins" / "twins.toml").read_text("utf-8"))
 ON_CPU = [name for name, label in TWINS.items() if label.get("needs") != "cuda"]
 LADDER = HERE.parent / "submissions" / "level1_40"
+# (file, whether it is meant to be right): a rung declared to fail the official check does what a guard looks for.
+RUNGS = [(LADDER / f"{s}.py", each.expect.official == "pass") for s, each in read_declarations(LADDER).items()]
 MEASURED = HERE.parent / "results" / "h200" / "twins.json"
 CALLS = 12  # past upstream's 5 + 3 calls before the timed ones
 
@@ -166,13 +169,19 @@ def test_a_file_removed_through_an_open_folder_is_named(nowhere: str) -> None:
     assert f"{Path('kept', 'row.json')} os.remove" in verdict["findings"][0]["message"], verdict["findings"]
 
 
-@pytest.mark.parametrize("path", sorted(LADDER.glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [path for path, honest in RUNGS if honest], ids=lambda path: path.stem)
 def test_every_candidate_of_the_ladder_is_clean(path: Path, nowhere: str) -> None:
     """CUDA files through the host executor. Nothing but what a CPU or the file's kind rules out stays unchecked."""
     verdict = judged(path.read_text("utf-8"), (), nowhere)
     assert verdict["clean"], f"{path.name}: {verdict['findings']}"
     reasons = {entry["guard"] for entry in verdict["not_checked"]}
     assert reasons <= {"side_stream_not_joined", "native_layer_norm_called"}, verdict["not_checked"]
+
+
+@pytest.mark.parametrize("path", [path for path, honest in RUNGS if not honest], ids=lambda path: path.stem)
+def test_a_rung_that_is_declared_to_fail_is_caught(path: Path, nowhere: str) -> None:
+    verdict = judged(path.read_text("utf-8"), (), nowhere)
+    assert not verdict["clean"], f"{path.name}: declared to fail the official check, and no guard says anything"
 
 
 def test_the_table_of_twins_is_the_folder() -> None:
