@@ -350,3 +350,37 @@ def test_measured_scenes_and_files() -> None:
     for precision in ("fp32", "fp16", "bf16"):
         stems = {file.stem for file in measure_tokens.files(precision)}
         assert stems >= {stem for stem, found in DECLARED.items() if precision in found.precision} | {"unfused"}
+
+
+def test_a_ring_checks_another_buffer_each_round_and_mends_inputs() -> None:
+    from kbsub.eval.ring import Ring, RingProgram
+    from kbsub.eval.scene import BenchScene
+
+    class Plain:
+        """A captured program without a graph."""
+
+        def __init__(self, run: Any) -> None:
+            self.run, self.result = run, run()
+
+        def replay(self) -> None:
+            self.result = self.run()
+
+        def output(self) -> Any:
+            return self.result
+
+    task = load_local_task(FOLDER / "reference.py")
+    scene = BenchScene(task, torch.device("cpu"), {"inputs": [[8, 16]], "init": [16], "seed": 1}, 3)
+    ring = Ring(scene, ring_bytes=5 * scene.input_bytes)
+    assert ring.size == 5 and len({buffer[0].data_ptr() for buffer in ring.buffers}) == 5
+    with torch.no_grad():
+        program = RingProgram(Plain(ring.over(scene.reference)), ring)
+        for round_index in range(7):
+            shown = ring.load(round_index)
+            assert shown == round_index % 5 % 3
+            program.output().fill_(float("nan"))
+            assert ring.check("eager", program.output(), shown) is not None, "an output that nobody wrote passes"
+            program.replay()
+            assert ring.check("eager", program.output(), shown) is None
+        ring.buffers[ring.watched][0].add_(1)
+        assert ring.check("eager", program.output(), shown) == "it changed its input"
+        assert ring.check("eager", program.output(), shown) is None
