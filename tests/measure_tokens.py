@@ -18,6 +18,7 @@ import itertools
 import os
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -70,8 +71,7 @@ def background(out: Path, seconds: float) -> None:
         names = [str(file) for file in files(precision) if file.parent == FOLDER]
         options = ["--task", TASK, "--only", "stress,oracle", "--precision", precision, "--out", str(out)]
         jobs[f"stress {precision}"] = [sys.executable, "-m", "kbsub.eval.cli", "eval", *names, *options]
-    logs = out.parent / f"{out.stem}_logs"
-    logs.mkdir(parents=True, exist_ok=True)
+    logs = Path(tempfile.mkdtemp(prefix="kbsub-tokens-"))
     running = {}
     for name, command in jobs.items():
         with (logs / f"{name.replace(' ', '_')}.txt").open("w") as stream:
@@ -80,7 +80,9 @@ def background(out: Path, seconds: float) -> None:
     for name, process in running.items():
         try:
             code = process.wait(max(deadline - time.monotonic(), 0.1))
-            log(f"{name}: exit {code}")
+            said = (logs / f"{name.replace(' ', '_')}.txt").read_text(errors="replace").splitlines()
+            words = [line for line in said if "Error" in line or " failed" in line] or said[-1:]
+            log(f"{name}: exit {code}: " + " | ".join(line.strip()[:300] for line in words[:8]))
         except subprocess.TimeoutExpired:
             process.kill()
             log(f"{name}: stopped after {seconds:.0f} s")
@@ -187,6 +189,8 @@ def bench(out: Path, rounds: int, seconds: float) -> None:
     ]
     code = subprocess.run(command, timeout=seconds + 60).returncode
     log(f"kbsub bench: exit {code}")
+    if code not in (0, 1):  # 1: a program failed while it was timed, and its row says so
+        raise RuntimeError(f"kbsub bench ended with {code}; see above")
 
 
 # ---- x100 ----
