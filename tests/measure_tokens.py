@@ -12,6 +12,7 @@ the next goes on. Run it from the root of the repository.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import importlib.util
 import itertools
@@ -135,7 +136,8 @@ def in_this_process(
     module, _, function = target.partition(":")
     started = time.monotonic()
     try:
-        value = getattr(importlib.import_module(module), function)(payload, on_progress or (lambda event: None))
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):  # upstream prints every trial
+            value = getattr(importlib.import_module(module), function)(payload, on_progress or (lambda event: None))
         return Outcome(Status.OK, value, "", "", time.monotonic() - started)
     except JudgeFailure as failure:
         return Outcome(failure.status, failure.value, failure.message, "", time.monotonic() - started)
@@ -187,7 +189,12 @@ def bench(out: Path, rounds: int, seconds: float) -> None:
         "--out",
         str(out),
     ]
-    code = subprocess.run(command, timeout=seconds + 60).returncode
+    target = out.with_name(f"{out.stem}_bench.txt")
+    with target.open("w") as stream:
+        code = subprocess.run(command, timeout=seconds + 60, stdout=stream, stderr=subprocess.STDOUT).returncode
+    for line in target.read_text(errors="replace").splitlines():
+        if "@" in line:  # a scene, or a program that was dropped from one
+            log(line[:300])
     log(f"kbsub bench: exit {code}")
     if code not in (0, 1):  # 1: a program failed while it was timed, and its row says so
         raise RuntimeError(f"kbsub bench ended with {code}; see above")
