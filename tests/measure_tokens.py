@@ -197,7 +197,8 @@ def bench(out: Path, rounds: int, seconds: float) -> None:
             log(line[:300])
     log(f"kbsub bench: exit {code}")
     if code not in (0, 1):  # 1: a program failed while it was timed, and its row says so
-        raise RuntimeError(f"kbsub bench ended with {code}; see above")
+        last = " | ".join(target.read_text(errors="replace").splitlines()[-5:])
+        raise RuntimeError(f"kbsub bench ended with {code}: {last}")
 
 
 # ---- x100 ----
