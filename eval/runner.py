@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.util
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -177,8 +178,14 @@ def _payload(plan: Plan, file: Path, source: str, declaration: Mapping[str, Any]
 
 
 def _child_variables(plan: Plan) -> dict[str, str]:
-    limit = memory_limit_bytes() if plan.device == "cpu" else None
-    return {MEMORY_LIMIT_VARIABLE: str(limit)} if limit else {}
+    """Environment variables of a stage's process."""
+    if plan.device != "cpu":
+        return {}
+    limit = memory_limit_bytes()
+    variables = {MEMORY_LIMIT_VARIABLE: str(limit)} if limit else {}
+    if "OMP_WAIT_POLICY" not in os.environ:
+        variables["OMP_WAIT_POLICY"] = "PASSIVE"  # threads that spin between small operators starve on a busy machine
+    return variables
 
 
 def _declared_payloads(plan: Plan) -> list[dict[str, Any]]:

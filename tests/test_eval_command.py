@@ -69,6 +69,8 @@ CANDIDATES = [
     ("wrong_value", FORWARD.format(body="return x * 2.001"), "INCORRECT_NUMERICAL", "Output mismatch"),
     ("no_tensor", FORWARD.format(body="return None"), "INCORRECT_SHAPE", "NoneType"),
     ("prints_rubbish", FORWARD.format(body="print('\\0' * 100_000); return x * 2"), "OK", "not an official"),
+    # Threads that spin while they wait would starve on a busy machine.
+    ("waits", FORWARD.format(body="return x * (os.environ['OMP_WAIT_POLICY'] == 'PASSIVE') * 2"), "OK", "not an off"),
     ("wants_cuda", FORWARD.format(body="return x.cuda() * 2"), "NOT_RUN", "NVIDIA GPU"),
     ("cuda_file", "CUDA_SOURCE = ''\n" + FORWARD.format(body="return x"), "NOT_RUN", "CUDA_SOURCE"),
     ("good_last", FORWARD.format(body="return 2 * x"), "OK", "not an official verdict"),
