@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from kbsub.adapters.git import GitError, git, is_local
+from kbsub.adapters.git import GitError, GitMissing, git, is_local
 from kbsub.adapters.pin import PIN, UPSTREAM_URL
 
 SILENCE_S = 15.0  # a network without a byte for so long is dead; `kbsub fetch` has given up within 20 s
@@ -87,6 +87,8 @@ def verify(folder: Path, *, origin: str, pin: str = PIN) -> Checkout:
     ours = path == cache_folder().resolve()
     here = f"git -C {shlex.quote(str(path))}"
     elsewhere = "kbsub fetch" if ours else f"kbsub fetch --to {shlex.quote(str(path))}"
+    if path.exists() and not path.is_dir():
+        raise CheckoutError(f"{named}: is a file, not a folder. Choose a folder, such as: kbsub fetch --to KernelBench")
     if not path.is_dir():
         raise CheckoutMissing(f"{named}: no such folder. Get it with: {elsewhere}")
     try:
@@ -94,6 +96,8 @@ def verify(folder: Path, *, origin: str, pin: str = PIN) -> Checkout:
         repository = f"--git-dir={path / '.git'}"
         head = git(repository, "rev-parse", "--verify", "HEAD^{commit}").decode().strip()
         listing = git(repository, "ls-tree", "-r", "-z", pin) if head == pin else b""
+    except GitMissing as error:  # another checkout would not help
+        raise CheckoutError(f"{named} cannot be verified: {error}, then run this again") from error
     except GitError as error:
         mend = "kbsub fetch" if ours else f"kbsub fetch --to a new folder, or unset {origin}"
         raise CheckoutError(f"{named} is not a usable git checkout: {error}. Mend it with: {mend}") from error
@@ -171,6 +175,8 @@ def fetch(
     source = str(Path(source).expanduser().resolve()) if is_local(source) else source
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=target.parent):
+            pass  # a folder that takes no file can look like a lock that is held
         lock = filelock.FileLock(target.parent / f".{target.name}.lock")
         try:
             lock.acquire(timeout=0)

@@ -46,6 +46,10 @@ class GitError(RuntimeError):
     """git failed, was killed for silence, or is not installed. The text is what git said last."""
 
 
+class GitMissing(GitError):
+    """There is no git on this machine's PATH."""
+
+
 def environment() -> dict[str, str]:
     """This process's environment, with every way git has of asking a question closed."""
     env = {name: value for name, value in os.environ.items() if name not in REPOSITORY_VARIABLES}
@@ -68,7 +72,7 @@ def git(*arguments: str, silence_s: float = 60.0) -> bytes:
     """
     program = shutil.which("git")
     if program is None:
-        raise GitError("git is not on PATH; install it with your package manager")
+        raise GitMissing("git is not on PATH; install it with your package manager")
     child = subprocess.Popen(
         [program, *FLAGS, *arguments],
         stdin=subprocess.DEVNULL,

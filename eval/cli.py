@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import sys
 
 import typer
 
@@ -27,8 +28,14 @@ for module in pkgutil.iter_modules(commands.__path__):
 
 
 def main() -> None:
-    """Entry point of the `kbsub` command."""
-    app()
+    """Entry point of the `kbsub` command. A file or folder that cannot be used is exit code 2 and a sentence."""
+    try:
+        app()
+    except OSError as error:  # read-only folders, full disks; with no file named it is a mistake of ours
+        if error.filename is None:
+            raise
+        typer.echo(f"kbsub: {error.filename}: {error.strerror}; choose another place, or mend this one", err=True)
+        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -255,19 +255,64 @@ def merge(old: Result, new: Result, path: Path | str = "the result file") -> Res
     return merged
 
 
-def update_result(path: Path, new: Result | None = None, change: Callable[[Result], None] | None = None) -> Result:
-    """Join `new` into the file (or create it), and apply `change` to what it then holds, under a lock."""
+def update_result(
+    path: Path,
+    new: Result | None = None,
+    change: Callable[[Result], None] | None = None,
+    *,
+    known: Result | None = None,
+    own: Collection[str] = (),
+) -> Result:
+    """Join `new` into the file (or create it), and apply `change` to what it then holds, under a lock.
+
+    `known`: what the file held when this process last saw it; `own`: the rows of it that this process wrote. A
+    candidate can delete or damage the file: rows that are gone come back, and rows of our own stay as we wrote them.
+    Raises ResultError, also when the file cannot be written.
+    """
     name = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:24]
     with FileLock(Path(tempfile.gettempdir()) / f"kbsub-{name}.guard", timeout=60):
-        current = read_result(path) if path.exists() else None
+        current = _as_known(path, known, own)
         if new is not None:
             current = merge(current, new, path) if current is not None else new
         if current is None:
             raise ResultError(f"{path}: there is nothing to change; run kbsub eval first")
         if change is not None:
             change(current)
-        write_json_atomic(path, current)
+        try:
+            write_json_atomic(path, current)
+        except OSError as error:
+            raise _unwritable(path, error) from error
     return current
+
+
+def check_writable(path: Path) -> None:
+    """Raise ResultError when no file can be put at `path`: better before hours of runs than after them."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}."):
+            pass
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> ResultError:
+    return ResultError(f"{path}: cannot be written: {error.strerror or error}; write to another file with --out")
+
+
+def _as_known(path: Path, known: Result | None, own: Collection[str]) -> Result | None:
+    """What the file holds, with everything of `known` put back that a candidate took out of it."""
+    if known is None:
+        return read_result(path) if path.exists() else None
+    try:
+        found = read_result(path)
+    except ResultError:  # deleted or no result any more; it was one when we last looked
+        return known.model_copy(deep=True)
+    if found.task != known.task or found.environment.gpu != known.environment.gpu:
+        return known.model_copy(deep=True)
+    ours = {key: row for key, row in known.candidates.items() if key in own}
+    found.candidates = {**known.candidates, **found.candidates, **ours}  # another kbsub may have added rows meanwhile
+    found.baselines = {**known.baselines, **found.baselines}
+    return found
 
 
 def _dump(model: BaseModel) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from kbsub.eval.result import (
     ResultError,
     TaskFacts,
     Timing,
+    check_writable,
     read_result,
     row_key,
     update_result,
@@ -89,9 +90,12 @@ def run(plan: Plan, out: Path, report: Report, finished: Callable[[Row], None]) 
     Raises ResultError before anything is run when `out` holds something this run cannot be joined with.
     """
     check_joinable(plan, out)
+    check_writable(out)
     rows: list[Row] = []
     known: dict[str, Any] | None = None  # the environment block, once a child has reported it
     result: Result | None = None
+    there = read_result(out) if out.exists() else None  # before any candidate can touch it
+    own: set[str] = set()
     commit = environment.project_commit()
     shared = SharedStages(
         functools.partial(_declared_payloads, plan), plan.stages, plan.timeout_s, _child_variables(plan)
@@ -110,7 +114,9 @@ def run(plan: Plan, out: Path, report: Report, finished: Callable[[Row], None]) 
                     )
                 known = found.value["environment"]
             new = _as_result(plan, row, {**known, "project_commit": commit})
-            result = update_result(out, new, functools.partial(_keep_reference, row_key("eager", plan.precision), row))
+            keep = functools.partial(_keep_reference, row_key("eager", plan.precision), row)
+            result = update_result(out, new, keep, known=result or there, own=own)
+            own.add(row.key)
         rows.append(row)
         finished(row)
     if result is None:

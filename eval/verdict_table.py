@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from rich import box
@@ -75,7 +76,7 @@ def explanations(rows: Sequence[Row]) -> list[str]:
     """One line for every row or stage that did not end well: what happened, where, and what to do next."""
     lines = []
     for row in rows:
-        name = f"{row.file.parent.name}/{row.file.name}"
+        name = str(Path(row.file.parent.name, row.file.name))
         if "declaration_error" in row.fields:
             lines.append(f"{name}, declaration: {row.fields['declaration_error']}")
         told: dict[tuple[Status, str], list[str]] = {}

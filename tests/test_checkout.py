@@ -310,6 +310,27 @@ def test_a_folder_that_cannot_be_written_is_named(upstream, tmp_path):
         fetch(str(folder), blocked / "tree")
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="/proc: not on this machine")
+def test_a_folder_that_takes_no_file_is_no_lock_that_is_held(upstream):
+    with pytest.raises(CheckoutError, match=r"cannot write to /proc.*--to FOLDER"):
+        fetch(str(upstream[0]), Path("/proc/x"))
+
+
+def test_a_file_is_not_a_folder_that_is_missing(upstream, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckoutError, match=r"is a file, not a folder") as found:
+        fetch(str(upstream[0]), tmp_path / "file")
+    assert not isinstance(found.value, CheckoutMissing)
+
+
+def test_without_git_the_way_out_is_git_and_not_another_checkout(upstream, monkeypatch):
+    fetch(str(upstream[0]))
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(CheckoutError, match=r"git is not on PATH; install it") as found:
+        find_checkout()
+    assert "kbsub fetch" not in str(found.value)
+
+
 @pytest.mark.parametrize(
     "source, local",
     [

@@ -171,6 +171,7 @@ def test_rows_before_an_interrupt_are_in_the_file(folder: Path, tmp_path: Path) 
 CALLS = [
     (["--only", "officail"], 2, "no such stage; there are official, identity"),
     (["--device", "tpu"], 2, "write cuda, cuda:<index> or cpu"),
+    (["--device", "cpu:1"], 2, "write cuda, cuda:<index> or cpu"),
     (["--device", "cuda"], 3, "offers no such GPU"),
     (["--precision", "fp8"], 2, "fp32, fp16, bf16"),
     (["--task", "level1"], 2, "level<L>_<id>"),
@@ -186,6 +187,43 @@ def test_wrong_call(folder: Path, tmp_path: Path, arguments: list[str], code: in
     found, output = invoke(str(folder / "good_first.py"), *task, *arguments, "--out", str(out))
     assert (found, out.exists()) == (code, False), output
     assert words in " ".join(output.split())
+
+
+# what a candidate does to the result file while it is loaded
+ATTACKS = {
+    "deletes": "os.remove(OUT)",
+    "damages": "open(OUT, 'w').write('{')",
+    "forges": "open(OUT, 'w').write(TEXT.replace('\"OK\"', '\"CRASHED\"'))",
+    "empties": "d = json.loads(TEXT); d['candidates'] = {}; json.dump(d, open(OUT, 'w'))",
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_candidate_that_touches_the_result_file_costs_no_other_row(folder: Path, tmp_path: Path, attack: str) -> None:
+    out, hostile = tmp_path / "out.json", tmp_path / "hostile.py"
+    said = f"import json\nOUT = {str(out)!r}\nTEXT = open(OUT).read()\n{ATTACKS[attack]}\n"
+    hostile.write_text(FORWARD.format(body="return x * 2") + said)
+    files = (str(folder / "good_first.py"), str(hostile))
+    code, output = invoke(*files, "--task", str(folder / "task.py"), "--only", "official", "--out", str(out))
+    assert code == 0, output
+    rows = json.loads(out.read_text())["candidates"]
+    assert {name: row["status"] for name, row in rows.items()} == {"good_first": "OK", "hostile": "OK"}
+
+
+def test_a_place_that_cannot_be_written_is_said_before_anything_runs(folder: Path, tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    out = str(blocked / "out.json")
+    code, output = invoke(str(folder / "good_first.py"), "--task", str(folder / "task.py"), "--out", out)
+    assert code == 2 and "cannot be written" in output and "good_first" not in output, output
+
+
+def test_files_are_named_with_their_folder_or_alone() -> None:
+    from kbsub.eval.verdict_table import explanations
+
+    ended = {"official": Outcome(Status.CRASHED, None, "gone", "", 0.0)}
+    lines = [explanations([Row(Path(name), "x", {}, ended)])[0].split(",")[0] for name in ("x.py", "a/b/x.py")]
+    assert lines == ["x.py", "b/x.py"]
 
 
 def test_same_stem_twice_is_a_wrong_call(folder: Path, tmp_path: Path) -> None:

@@ -247,6 +247,7 @@ def test_three_without_the_gpu_that_was_asked_for(native: str) -> None:
         (["--require", "official,typo"], "no such check as typo"),
         (["--require", ","], "--require is empty"),
         (["--device", "tpu"], "write cuda, cuda:<index> or cpu"),
+        (["--device", "cpu:1"], "write cuda, cuda:<index> or cpu"),
         (["--device", "cuda:x"], "write cuda, cuda:<index> or cpu"),
         (["--precision", "fp8"], "fp8"),
         (["--task", "level9"], "level9"),

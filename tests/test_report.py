@@ -278,6 +278,23 @@ def test_the_manifest_is_sha256sums_own_format(tmp_path):
     subprocess.run(["sha256sum", "-c", manifest.NAME], cwd=tmp_path, check=True, capture_output=True)
 
 
+@pytest.mark.parametrize("check", [[], ["--check"]])
+def test_where_there_is_no_paper_nothing_is_called_up_to_date(tmp_path, check):
+    from typer.testing import CliRunner
+
+    from kbsub.eval.cli import app
+
+    outcome = CliRunner().invoke(app, ["report", "--root", str(tmp_path), *check])
+    assert outcome.exit_code == 2 and "--root" in outcome.output
+
+
+def test_a_place_that_cannot_be_written_is_a_sentence(tmp_path):
+    (tmp_path / "MANIFEST.sha256").mkdir()
+    command = [sys.executable, "-m", "kbsub.eval.cli", "verify", "--write", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2 and "choose another place" in done.stderr, done.stderr
+
+
 def test_verify_command_refuses_a_result_of_another_schema(tmp_path):
     from typer.testing import CliRunner
 

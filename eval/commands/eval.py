@@ -48,7 +48,7 @@ def command(
     if unknown := [name for name in stages if name not in STAGES]:
         _stop(2, f"--only {','.join(unknown)}: no such stage; there are {', '.join(STAGES)}")
     index = int(device.partition(":")[2] or 0) if device.partition(":")[2].isdecimal() or ":" not in device else -1
-    if index < 0 or (device and device.partition(":")[0] not in ("cuda", "cpu")):
+    if index < 0 or device.partition(":")[0] not in ("", "cuda", "cpu") or device.startswith("cpu:"):
         _stop(2, f"--device {device}: write cuda, cuda:<index> or cpu")
     gpu = None if device == "cpu" else gpu_name(index)
     if device.startswith("cuda") and gpu is None:

@@ -46,8 +46,8 @@ def command(
         "provenance": plan.task.provenance,
         "device": plan.gpu or "cpu",
     }
+    _print(found, required)  # first: an answer that cannot be written is read all the same
     _write(found, required, facts, junit, json_)
-    _print(found, required)
     raise typer.Exit(gate.exit_code([check for checks in found.values() for check in checks]))
 
 
@@ -70,7 +70,7 @@ def _plan(
     from kbsub.eval.stages import STAGES
 
     kind, _, number = device.partition(":")
-    if kind not in ("", "cuda", "cpu") or (":" in device and not number.isdecimal()):
+    if kind not in ("", "cuda", "cpu") or (":" in device and not number.isdecimal()) or device.startswith("cpu:"):
         _stop(EXIT_USAGE, f"--device {device}: write cuda, cuda:<index> or cpu")
     gpu = None if kind == "cpu" else gpu_name(int(number or 0))
     try:

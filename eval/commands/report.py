@@ -27,6 +27,8 @@ def command(
 
     root = root.resolve()
     try:
+        if not report.papers(root):  # or --check would find nothing wrong where there is nothing
+            raise report.ReportError(f"{root}: no Markdown file with a report marker; name the project with --root")
         if check:
             stale = report.out_of_date(root)
             for name in stale:
