@@ -61,7 +61,7 @@ def source_problem(source: str) -> str | None:
     try:
         compile("import os\nimport os\n" + source, "<string>", "exec", dont_inherit=True)
     except SyntaxError as error:
-        return f"line {(error.lineno or 0) - 2}: {error.msg}"
+        return f"line {error.lineno - 2}: {error.msg}" if error.lineno else str(error.msg)
     except ValueError as error:  # null bytes, before Python 3.12
         return str(error)
     return None if "ModelNew" in source else "defines no ModelNew"

@@ -114,9 +114,10 @@ def _last_words(batch: Batch, rows: Mapping[str, Mapping[str, Any]], console: An
     if len(failed) > SHOWN_FAILURES:
         console.print(f"... and {len(failed) - SHOWN_FAILURES} more", highlight=False)
     console.print(f"{len(rows)} rows, {len(failed)} failed, {len(judged)} judged by upstream", highlight=False)
+    summaries = [path for path in summary_paths(batch).values() if path.exists()]
     if not judged:
-        console.print("Nothing official was certified here; there is no eval_results.json.", style="bold yellow")
-    for path in summary_paths(batch).values():
-        if path.exists():
-            console.print(f"summary in upstream's format: {path}", highlight=False)
+        none = "" if summaries else f"; there is no {batch.summary}"
+        console.print(f"Nothing official was certified here{none}.", style="bold yellow")
+    for path in summaries:
+        console.print(f"summary in upstream's format: {path}", highlight=False)
     return 1 if failed else 0

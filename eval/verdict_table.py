@@ -45,7 +45,7 @@ def official_table(plan: Plan, rows: Sequence[Row]) -> Table:
     for heading, side in (_COLUMNS[index] for index in filled):
         table.add_column(heading, justify=side, no_wrap=heading != "flags")
     for line in cells:
-        table.add_row(*(line[index] for index in filled))
+        table.add_row(*(escape(line[index]) for index in filled))
     return table
 
 
@@ -68,7 +68,7 @@ def added_table(rows: Sequence[Row]) -> Table | None:
     for name in names:
         table.add_column(f"{name}, equal_nan=True" if name == "stress" else name)
     for row in rows:
-        table.add_row(row.file.stem, *(_stage_cell(row, name) for name in names))
+        table.add_row(escape(row.file.stem), *(_stage_cell(row, name) for name in names))
     return table
 
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -129,9 +130,17 @@ FAILURES = [Status.TIMEOUT, Status.CRASHED, Status.COMPILE_ERROR]
 
 
 @pytest.mark.parametrize("status", FAILURES)
+def test_a_failure_on_a_cpu_is_no_word_of_upstreams(folder, status):
+    sample(folder, 0, "")
+    rows = evaluate(prepare(folder, SETTINGS), fake(status))
+    assert [row["status"] for row in rows.values()] == [status.value]
+    assert not (folder / batches.SUMMARY).exists()
+
+
+@pytest.mark.parametrize("status", FAILURES)
 def test_a_failed_row_reads_as_upstreams_script_writes_it(folder, status):
     sample(folder, 0, "")
-    evaluate(prepare(folder, SETTINGS), fake(status))
+    evaluate(prepare(folder, replace(SETTINGS, device="cuda")), fake(status))
     (entry,) = json.loads((folder / "eval_results.json").read_text())["40"]
     assert (entry["compiled"], entry["correctness"], entry["runtime"]) == (False, False, -1.0)
     assert entry["metadata"] == {"error": f"{status}: why"}

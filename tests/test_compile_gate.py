@@ -20,7 +20,7 @@ pytest.importorskip("cupy_backends.cuda.libs.nvrtc", reason="NVRTC: pip install 
 BUDGET_FILE = Path(__file__).parent / "resource_budget.toml"
 BUDGET = read_budget(BUDGET_FILE)
 CUDA = cuda_candidates()
-BIT_IDENTICAL = cuda_candidates("bit-identical")
+CONTRACT = {stem: name for name in ("bit-identical", "control", "tolerance") for stem in cuda_candidates(name)}
 # The builds of a candidate, as the values of its -D options; every combination is gated on every architecture.
 BUILDS: dict[str, dict[str, tuple[int, ...]]] = {
     "oracle_accurate": {"ELEMENT": (0, 1, 2)},
@@ -37,7 +37,7 @@ def test_candidate_compiles_cleanly_within_its_budget(stem: str, arch: str) -> N
     found = []
     for options in option_sets:
         compiled = compile_source(source, options, arch)
-        exact = stem in BIT_IDENTICAL
+        exact = compile_gate.must_be_exact(CONTRACT[stem], options)
         found += findings(stem, source, options, arch, compiled, BUDGET.get(stem, {}), exact=exact)
         assert compiled.error or set(compiled.resources) == set(kernel_names(source))
     assert not found, "\n".join(found)
@@ -101,6 +101,15 @@ def test_gate_finds_what_is_planted(name, source, options, budget, exact, words)
     compiled = compile_source(source, options, "sm_90")
     found = findings(name, source, options, "sm_90", compiled, budget, exact=exact)
     assert (found == []) if words is None else (len(found) == 1 and words in found[0]), found
+
+
+@pytest.mark.parametrize(
+    "contract, fmad, exact",
+    [("bit-identical", "true", True), ("control", "true", True), ("tolerance", "false", True),
+     ("tolerance", "true", False)],
+)  # fmt: skip
+def test_only_a_tolerance_that_says_so_lets_the_compiler_fuse(contract: str, fmad: str, exact: bool) -> None:
+    assert compile_gate.must_be_exact(contract, ("--std=c++17", f"--fmad={fmad}")) is exact
 
 
 def test_command_fails_on_a_finding_and_writes_a_budget(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -218,6 +218,26 @@ def test_a_place_that_cannot_be_written_is_said_before_anything_runs(folder: Pat
     assert code == 2 and "cannot be written" in output and "good_first" not in output, output
 
 
+@pytest.mark.parametrize("option", [("--only", "official"), ("--out", "x.json"), ("--full",)], ids=lambda o: o[0])
+def test_an_option_that_a_run_folder_has_no_use_for_is_refused(tmp_path: Path, option: tuple[str, ...]) -> None:
+    (tmp_path / "level_1_problem_40_sample_0_kernel.py").write_text("")
+    code, output = invoke(str(tmp_path), *option)
+    assert code == 2 and f"{option[0]}: a run folder" in output, output
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_names_in_tables_are_no_markup() -> None:
+    from rich.console import Console
+
+    from kbsub.eval.verdict_table import added_table
+
+    row = Row(Path("a [red] b.py"), "x", {}, {"identity": Outcome(Status.NOT_RUN, None, "", "", 0.0)})
+    console = Console(width=100)
+    with console.capture() as shown:
+        console.print(added_table([row]))
+    assert "a [red] b" in shown.get()
+
+
 def test_files_are_named_with_their_folder_or_alone() -> None:
     from kbsub.eval.verdict_table import explanations
 

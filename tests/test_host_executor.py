@@ -564,6 +564,12 @@ def test_machine_without_a_compiler_says_so(monkeypatch: pytest.MonkeyPatch) -> 
     assert caught.value.status is Status.NOT_RUN
 
 
+def test_file_that_launches_by_other_means_says_so() -> None:
+    with pytest.raises(HostUnavailable, match=r"has CUDA_SOURCE but not DeviceLimits, .*loader lines") as caught:
+        host_namespace("CUDA_SOURCE = ''\nclass ModelNew: ...\n")
+    assert caught.value.status is Status.NOT_RUN
+
+
 def test_cache_is_used_again_and_pruned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KBSUB_HOST_CACHE", str(tmp_path))
     monkeypatch.setattr(importlib.import_module("kbsub.eval.host_executor.build"), "MAX_CACHED", 3)

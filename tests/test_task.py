@@ -214,7 +214,12 @@ def test_what_needs_cuda_is_read_from_the_text(source: str, expected: str | None
 
 @pytest.mark.parametrize(
     ("source", "expected"),
-    [("def f(:", "line 1: "), ("x = 1", "defines no ModelNew"), ("from __future__ import annotations", "line 1: ")],
+    [
+        ("def f(:", "line 1: "),
+        ("x = 1\0", "source code string"),
+        ("x = 1", "defines no ModelNew"),
+        ("from __future__ import annotations", "line 1: "),
+    ],
 )
 def test_source_problem_tells_the_two_apart(source: str, expected: str) -> None:
     assert str(source_problem(source)).startswith(expected)

@@ -63,6 +63,8 @@ def command(
     except CheckoutError as error:
         _stop(2, str(error))
     if candidates and len(candidates) == 1 and Path(candidates[0]).is_dir():
+        if not_meant := [name for name, given in (("--only", only), ("--out", out), ("--full", full)) if given]:
+            _stop(2, f"{', '.join(not_meant)}: a run folder gets the official stage alone, its rows stay in the folder")
         where = (device or "cuda") if gpu or scheduler else "cpu"
         raise typer.Exit(_batch(Path(candidates[0]), where, precision, timeout, checkout, gpus, scheduler, console))
     try:

@@ -25,7 +25,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from kbsub.eval.host_executor.build import HostKernel, build, require_host, runtime
+from kbsub.eval.host_executor.build import HostKernel, HostUnavailable, build, require_host, runtime
 from kbsub.eval.host_executor.memory import GuardedMemory, transfer
 
 KINDS = ("none", "memory", "misaligned", "deadlock", "divergence", "grid", "barrier", "shared", "stack", "trap",
@@ -33,6 +33,7 @@ KINDS = ("none", "memory", "misaligned", "deadlock", "divergence", "grid", "barr
 MAX_WORKERS = 64
 _ONE_LAUNCH = threading.Lock()  # the runtime keeps the launch it works on in global variables
 MAX_BLOCKS_PER_MULTIPROCESSOR = 32
+LOADER_NAMES = ("DeviceLimits", "device_limits", "cuda_module", "DEVICE_TYPE")  # what `adopt` replaces, or makes
 RESERVED_SHARED_BYTES = 1024  # the driver's own, for each resident block
 
 
@@ -341,12 +342,18 @@ def host_namespace(
 def adopt(space: dict[str, Any], limits: Limits, executor: HostExecutor) -> None:
     """Patch an already executed candidate namespace: cuda_module, device_limits, DEVICE_TYPE and ModelNew.
 
-    HostUnavailable where this machine has no C++ compiler or another processor.
+    HostUnavailable where this machine has no C++ compiler or another processor, and for a file that launches by other
+    means than the shared loader lines.
     """
     space["host_executor"] = executor
     if "CUDA_SOURCE" not in space:
         return
     require_host()
+    if missing := [name for name in LOADER_NAMES if name not in space]:
+        raise HostUnavailable(
+            f"has CUDA_SOURCE but not {', '.join(missing)}: only kernels launched through the shared loader lines "
+            "(submissions/level1_40/split_flat.py has them) run on the host"
+        )
     own_limits = space["DeviceLimits"](**asdict(limits))
     modules: dict[tuple[str, tuple[str, ...]], HostModule] = {}
 
