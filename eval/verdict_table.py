@@ -45,7 +45,7 @@ def official_table(plan: Plan, rows: Sequence[Row]) -> Table:
     for heading, side in (_COLUMNS[index] for index in filled):
         table.add_column(heading, justify=side, no_wrap=heading != "flags")
     for line in cells:
-        table.add_row(*(escape(line[index]) for index in filled))
+        table.add_row(*(line[index] for index in filled))
     return table
 
 
@@ -122,11 +122,11 @@ def _official_cells(row: Row) -> list[str]:
     mean, floor, times = timing.get("mean_ms"), (fields.get("floors") or {}).get("memory_ms"), speedup(fields)
     colour = _COLOURS.get(row.status, "red")
     return [
-        row.file.stem,
+        escape(row.file.stem),
         f"[{colour}]{row.status}[/{colour}]",
         _word(shown.get("compiled")),
         _word(shown.get("correctness")),
-        shown.get("trials") or "",
+        escape(shown.get("trials") or ""),
         f"{mean:g}" if mean else "",
         f"{reference['mean_ms']:g}" if reference else "",
         f"{times:.2f}x" if times else "",

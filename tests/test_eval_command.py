@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -229,13 +230,17 @@ def test_an_option_that_a_run_folder_has_no_use_for_is_refused(tmp_path: Path, o
 def test_names_in_tables_are_no_markup() -> None:
     from rich.console import Console
 
-    from kbsub.eval.verdict_table import added_table
+    from kbsub.eval.verdict_table import added_table, official_table
 
-    row = Row(Path("a [red] b.py"), "x", {}, {"identity": Outcome(Status.NOT_RUN, None, "", "", 0.0)})
-    console = Console(width=100)
-    with console.capture() as shown:
-        console.print(added_table([row]))
-    assert "a [red] b" in shown.get()
+    plan = SimpleNamespace(task=SimpleNamespace(slug="level1_40", provenance="embedded"), precision="fp32")
+    fields = {"status": "CRASHED"}
+    row = Row(Path("a [red] b.py"), "x", fields, {"identity": Outcome(Status.NOT_RUN, None, "", "", 0.0)})
+    for table, word in ((added_table([row]), "NOT_RUN"), (official_table(plan, [row]), "CRASHED")):
+        console = Console(width=100)
+        with console.capture() as shown:
+            console.print(table)
+        (line,) = [line for line in shown.get().splitlines() if word in line]
+        assert line.split() == ["a", "[red]", "b", word]
 
 
 def test_files_are_named_with_their_folder_or_alone() -> None:
