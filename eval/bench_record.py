@@ -36,8 +36,8 @@ from kbsub.eval.result import (
 def store(path: Path, record: Record, task: Task) -> Result | None:
     """Join the record into the result file at `path`; None when the child never said where it runs.
 
-    Raises ResultError when the file is about another task or GPU, OSError when it cannot be written (the old file is
-    then still whole).
+    Raises ResultError when the file is about another task or GPU, or cannot be written (the old file is then still
+    whole).
     """
     if record.environment is None:
         return None

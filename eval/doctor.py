@@ -158,6 +158,8 @@ def cupy_findings(facts: Mapping[str, Any], error: str) -> list[Finding]:
     """The findings "CuPy" and "NVRTC"."""
     mend = "pip install 'kb-submissions[cuda13]', or [cuda12] for a driver of CUDA 12"
     if not facts:
+        if "PermissionError" in error or "Read-only file system" in error:  # it is there, and makes ~/.cupy on import
+            mend = "set CUPY_CACHE_DIR to a folder that you can write to"
         return [Finding("CuPy", False, error, mend), Finding("NVRTC", False, "unknown without CuPy", mend)]
     cupy = Finding("CuPy", True, facts["cupy"])
     version = ".".join(map(str, facts["nvrtc"] or ["?"]))

@@ -51,6 +51,11 @@ def test_cupy_findings(facts, good):
     assert all(f.good or f.mend for f in found)
 
 
+def test_cupy_that_cannot_write_its_folder_is_not_called_missing():
+    found = cupy_findings({}, "PermissionError: [Errno 13] Permission denied: '/home/x/.cupy'")
+    assert ["CUPY_CACHE_DIR" in f.mend and "pip" not in f.mend for f in found] == [True, True]
+
+
 def test_every_ability_needs_findings_that_are_made():
     made = {finding.name for finding in doctor.examine()}
     assert {need for row in ABILITIES for need in row.needs} <= made
