@@ -262,16 +262,18 @@ def update_result(
     *,
     known: Result | None = None,
     own: Collection[str] = (),
+    fresh: bool = False,
 ) -> Result:
     """Join `new` into the file (or create it), and apply `change` to what it then holds, under a lock.
 
     `known`: what the file held when this process last saw it; `own`: the rows of it that this process wrote. A
     candidate can delete or damage the file: rows that are gone come back, and rows of our own stay as we wrote them.
+    `fresh`: there was no file when this process began, so one that is no result is a candidate's, and is written over.
     Raises ResultError, also when the file cannot be written.
     """
     name = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:24]
     with FileLock(Path(tempfile.gettempdir()) / f"kbsub-{name}.guard", timeout=60):
-        current = _as_known(path, known, own)
+        current = _as_known(path, known, own, fresh)
         if new is not None:
             current = merge(current, new, path) if current is not None else new
         if current is None:
@@ -299,14 +301,18 @@ def _unwritable(path: Path, error: OSError) -> ResultError:
     return ResultError(f"{path}: cannot be written: {error.strerror or error}; write to another file with --out")
 
 
-def _as_known(path: Path, known: Result | None, own: Collection[str]) -> Result | None:
+def _as_known(path: Path, known: Result | None, own: Collection[str], fresh: bool) -> Result | None:
     """What the file holds, with everything of `known` put back that a candidate took out of it."""
-    if known is None:
-        return read_result(path) if path.exists() else None
+    if known is None and not (fresh or path.exists()):
+        return None
     try:
         found = read_result(path)
     except ResultError:  # deleted or no result any more; it was one when we last looked
-        return known.model_copy(deep=True)
+        if known is None and not fresh:
+            raise
+        return known.model_copy(deep=True) if known is not None else None
+    if known is None:
+        return found
     if found.task != known.task or found.environment.gpu != known.environment.gpu:
         return known.model_copy(deep=True)
     ours = {key: row for key, row in known.candidates.items() if key in own}

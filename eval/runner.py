@@ -115,7 +115,7 @@ def run(plan: Plan, out: Path, report: Report, finished: Callable[[Row], None]) 
                 known = found.value["environment"]
             new = _as_result(plan, row, {**known, "project_commit": commit})
             keep = functools.partial(_keep_reference, row_key("eager", plan.precision), row)
-            result = update_result(out, new, keep, known=result or there, own=own)
+            result = update_result(out, new, keep, known=result or there, own=own, fresh=there is None)
             own.add(row.key)
         rows.append(row)
         finished(row)

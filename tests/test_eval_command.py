@@ -211,6 +211,15 @@ def test_a_candidate_that_touches_the_result_file_costs_no_other_row(folder: Pat
     assert {name: row["status"] for name, row in rows.items()} == {"good_first": "OK", "hostile": "OK"}
 
 
+def test_a_candidate_that_makes_rubbish_of_a_new_result_file_costs_no_row(folder: Path, tmp_path: Path) -> None:
+    out, hostile = tmp_path / "out.json", tmp_path / "hostile.py"
+    hostile.write_text(FORWARD.format(body="return x * 2") + f"open({str(out)!r}, 'w').write('{{')\n")
+    files = (str(hostile), str(folder / "good_first.py"))
+    code, output = invoke(*files, "--task", str(folder / "task.py"), "--only", "official", "--out", str(out))
+    assert code == 0, output
+    assert sorted(json.loads(out.read_text())["candidates"]) == ["good_first", "hostile"]
+
+
 def test_a_place_that_cannot_be_written_is_said_before_anything_runs(folder: Path, tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
