@@ -52,7 +52,7 @@ def test_cupy_findings(facts, good):
 
 
 def test_cupy_that_cannot_write_its_folder_is_not_called_missing():
-    found = cupy_findings({}, "PermissionError: [Errno 13] Permission denied: '/home/x/.cupy'")
+    found = cupy_findings({}, "PermissionError: [Errno 13] Permission denied: '.cupy'")
     assert ["CUPY_CACHE_DIR" in f.mend and "pip" not in f.mend for f in found] == [True, True]
 
 
