@@ -175,19 +175,15 @@ def findings(
     arch: str,
     compiled: Compiled,
     budget: Mapping[str, Mapping[str, int]],
-    *,
-    exact: bool,
 ) -> list[str]:
-    """What is wrong with one build, each in a line. `exact` (see `must_be_exact`): fused operations must all be
-    written in the source."""
+    """What is wrong with one build, each in a line."""
     where = f"{stem} for {arch} with {' '.join(o for o in options if o.startswith('-D')) or 'its options'}"
     if compiled.error:
         return [f"{where}: {compiled.error}\n{compiled.log}"]
     found = [f"{where}: {line.strip()}" for line in compiled.log.splitlines() if re.search(r"\bwarning\s*[#:]", line)]
     if ".ftz" in compiled.ptx:
         found.append(f"{where}: PTX flushes subnormals ({compiled.ptx.count('.ftz')} instructions with .ftz)")
-    if exact:
-        found += [f"{where}: {text}" for text in unasked_fusion(source, options, arch, compiled.ptx)]
+    found += [f"{where}: {text}" for text in unasked_fusion(source, options, arch, compiled.ptx)]
     for kernel, used in compiled.resources.items():
         allowed = budget.get(kernel)
         if allowed is None:
@@ -197,14 +193,6 @@ def findings(
         if over:
             found.append(f"{where}: kernel {kernel} over its budget: {', '.join(over)}")
     return found
-
-
-def must_be_exact(contract: str | None, options: Sequence[str]) -> bool:
-    """Whether a build may hold no fused multiply-add beyond those written in the source.
-
-    Only a file whose contract is a tolerance may leave the choice to the compiler, and has to say so: --fmad=true.
-    """
-    return contract != "tolerance" or "--fmad=true" not in options
 
 
 def unasked_fusion(source: str, options: tuple[str, ...], arch: str, ptx: str) -> list[str]:
@@ -276,7 +264,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             continue
         declaration = declaration_of(path)
         precisions = declaration.precision if declaration else ("fp32",)
-        contract = declaration.contract if declaration else "tolerance"  # a file of one's own promises no bits
         built = []
         for arch in DEVICES:
             source, sets = source_and_options(path, precisions, arch)
@@ -288,8 +275,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     return 3
                 built.append(compiled.resources)
                 budget = budget_of(built) if given.write else budgets.get(path.stem, {})
-                exact = must_be_exact(contract, options)
-                bad += findings(path.stem, source, options, arch, compiled, budget, exact=exact)
+                bad += findings(path.stem, source, options, arch, compiled, budget)
         budgets[path.stem] = budget_of(built)
         print(f"{path.stem}: {len(built)} builds")
     if given.write:

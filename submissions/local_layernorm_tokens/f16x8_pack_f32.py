@@ -156,7 +156,7 @@ extern "C" __global__ void __launch_bounds__(1024) layer_norm_f16x8_pack_f32(
         store8(y, at, n, output8(load8(x, at, n), mean, rstd, load8(gamma, at, n), load8(beta, at, n)));
 }
 """
-NVRTC_OPTIONS = ("--std=c++17", "--fmad=true", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
+NVRTC_OPTIONS = ("--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
 
 
 # ---- loader: byte-identical in every CUDA file of this repository; a test says so ----

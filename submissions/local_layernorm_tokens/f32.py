@@ -88,7 +88,7 @@ extern "C" __global__ void __launch_bounds__(1024) layer_norm_f32(
         y[j] = fmaf((x[j] - mean) * rstd, gamma[j], beta[j]);
 }
 """
-NVRTC_OPTIONS = ("--std=c++17", "--fmad=true", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
+NVRTC_OPTIONS = ("--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
 
 
 # ---- loader: byte-identical in every CUDA file of this repository; a test says so ----

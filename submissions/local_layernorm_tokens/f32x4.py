@@ -127,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(1024) layer_norm_f32x4(
         store4(y, at, n, output4(load4(x, at, n), mean, rstd, load4(gamma, at, n), load4(beta, at, n)));
 }
 """
-NVRTC_OPTIONS = ("--std=c++17", "--fmad=true", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
+NVRTC_OPTIONS = ("--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
 
 
 # ---- loader: byte-identical in every CUDA file of this repository; a test says so ----

@@ -397,7 +397,7 @@ extern "C" __global__ void __launch_bounds__(1024) wide_row(
         x, gamma, beta, y, n, eps, reinterpret_cast<uint4*>(shared_memory) + threadIdx.x, stored);
 }
 """
-NVRTC_OPTIONS = ("--std=c++17", "--fmad=true", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
+NVRTC_OPTIONS = ("--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
 
 
 # ---- loader: byte-identical in every CUDA file of this repository; a test says so ----
