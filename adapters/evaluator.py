@@ -13,7 +13,7 @@ import re
 import sys
 import tempfile
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,6 +112,17 @@ def evaluate(
 def serialisable(upstream: Upstream, metadata: dict[str, Any]) -> dict[str, Any]:
     """Upstream's own conversion: metadata may hold exception objects."""
     return dict(upstream.module.check_metadata_serializable_all_types(metadata))
+
+
+def timing_of(stats: Mapping[str, Any]) -> dict[str, Any]:
+    """Upstream's get_timing_stats (ms, 3 significant digits) under the names of results.md."""
+    return {
+        "mean_ms": stats["mean"],
+        "std_ms": stats["std"],
+        "min_ms": stats["min"],
+        "max_ms": stats["max"],
+        "trials": stats["num_trials"],
+    }
 
 
 def build_folder(candidate: str) -> Path:

@@ -96,10 +96,6 @@ class Batch:
 Run = Callable[[Sequence[Job]], Iterable[tuple[Job, dict[str, Any]]]]
 
 
-def is_run_folder(path: Path) -> bool:
-    return path.is_dir() and any(NAME.fullmatch(entry.name) for entry in path.iterdir())
-
-
 def find_samples(folder: Path) -> list[Sample]:
     """Every sample file of the folder, by level, problem and sample. BatchError when there is none."""
     found = []

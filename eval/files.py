@@ -21,9 +21,12 @@ def write_text_atomic(path: Path, text: str) -> None:
 
 
 def replace_atomic(path: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` make a draft in the folder of `path`, then rename it; no draft is left behind when it fails."""
+    """Let `write` make a draft in the folder of `path`, then rename it; no draft is left behind when it fails.
+
+    The draft does not end as `path` does: whoever lists a folder's *.json must not find half of one.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(descriptor)
     draft = Path(name)
     try:

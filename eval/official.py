@@ -78,9 +78,9 @@ def verbatim(upstream: evaluator.Upstream, returned: Any) -> dict[str, Any]:
     }
     block: dict[str, Any] = {"official": official}
     if returned.runtime_stats:
-        block["timing"] = {evaluator.TIMING_METHOD: _timing(returned.runtime_stats)}
+        block["timing"] = {evaluator.TIMING_METHOD: evaluator.timing_of(returned.runtime_stats)}
     if returned.ref_runtime_stats:
-        block["reference"] = {evaluator.TIMING_METHOD: _timing(returned.ref_runtime_stats)}
+        block["reference"] = {evaluator.TIMING_METHOD: evaluator.timing_of(returned.ref_runtime_stats)}
     return block
 
 
@@ -175,13 +175,3 @@ def _words(metadata: dict[str, Any], key: str) -> str:
     name = metadata.get(f"{key}_name")
     text = str(metadata.get(key, "no reason given"))
     return f"{name}: {text}" if name else text
-
-
-def _timing(stats: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "mean_ms": stats["mean"],
-        "std_ms": stats["std"],
-        "min_ms": stats["min"],
-        "max_ms": stats["max"],
-        "trials": stats["num_trials"],
-    }

@@ -139,7 +139,8 @@ def draw(data: Data, paint: Callable[[Any, Data], None], path: Path, size: tuple
             axes.set_title(data["title"], loc="left", fontsize=11)
             # Software is matplotlib's own version by default, which would change the file for no reason.
             facts = {DIGEST_KEY: data_digest(data), "Software": None}
-            replace_atomic(path, lambda draft: figure.savefig(draft, dpi=150, metadata=facts))
+            kind = path.suffix.removeprefix(".")  # the draft's own name does not say
+            replace_atomic(path, lambda draft: figure.savefig(draft, format=kind, dpi=150, metadata=facts))
         finally:
             pyplot.close(figure)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import tempfile
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -19,6 +18,7 @@ from filelock import FileLock
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from kbsub.adapters.isolation import Status
+from kbsub.eval.files import write_text_atomic
 
 SCHEMA = 1
 # What may differ between two runs in the same environment.
@@ -182,18 +182,7 @@ def write_json_atomic(path: Path, content: BaseModel | Mapping[str, Any]) -> Non
     if isinstance(content, BaseModel):
         content = content.model_dump(mode="json", by_alias=True)
     text = json.dumps(jsonable(content), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(draft, 0o644)  # mkstemp's 0600 would hide committed evidence from others
-        os.replace(draft, path)
-    except BaseException:
-        Path(draft).unlink(missing_ok=True)
-        raise
+    write_text_atomic(path, text)
 
 
 def read_result(path: Path) -> Result:

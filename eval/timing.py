@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
+from kbsub.adapters.evaluator import timing_of
 from kbsub.adapters.isolation import Status
 
 UPSTREAM_METHODS = ("cuda_event", "do_bench", "do_bench_impl", "host_time")
@@ -270,11 +271,7 @@ def upstream_statistics(
     """
     kept = {"samples_ms": list(samples)} if len(samples) <= MOST_SAMPLES else {"samples": len(samples)}
     return {
-        "mean_ms": stats["mean"],
-        "std_ms": stats["std"],
-        "min_ms": stats["min"],
-        "max_ms": stats["max"],
-        "trials": stats["num_trials"],
+        **timing_of(stats),
         **kept,
         "pass_medians_ms": list(medians),
         "order_seed": protocol.order_seed,

@@ -15,7 +15,7 @@ import pytest
 
 from kbsub.adapters.isolation import Outcome, Status
 from kbsub.eval import batch as batches
-from kbsub.eval.batch import BatchError, Settings, evaluate, find_samples, is_run_folder, prepare, read_row, row_path
+from kbsub.eval.batch import BatchError, Settings, evaluate, find_samples, prepare, read_row, row_path
 
 TESTS = Path(__file__).resolve().parent
 SETTINGS = Settings(device="cpu", target="batch_targets:judge", timeout_s=30.0)
@@ -73,7 +73,8 @@ def test_samples_are_found_by_upstreams_names(folder):
     (folder / "level_1_problem_40_sample_x_kernel.py").write_text("")
     found = [(s.level, s.problem_id, s.sample_id) for s in find_samples(folder)]
     assert found == [(1, 40, 2), (1, 40, 10), (2, 7, 0)]
-    assert is_run_folder(folder) and not is_run_folder(folder.parent)
+    with pytest.raises(BatchError, match="kbsub export"):
+        find_samples(folder.parent)
 
 
 def test_an_empty_folder_says_what_to_do(folder):

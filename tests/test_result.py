@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from kbsub.eval.files import replace_atomic
 from kbsub.eval.result import (
     SCHEMA,
     Result,
@@ -96,6 +97,19 @@ def test_non_finite_floats_are_words_and_come_back(tmp_path: Path) -> None:
     block = read_result(tmp_path / "r.json").candidates["x"].timing["cuda_event"]  # type: ignore[index]
     assert block.mean_ms is not None and math.isnan(block.mean_ms)
     assert block.std_ms == math.inf and block.min_ms == -math.inf
+
+
+def test_a_draft_is_not_taken_for_a_result(tmp_path: Path) -> None:
+    """A reader that lists *.json while a result is being written finds finished files only."""
+    seen: list[list[str]] = []
+
+    def write(draft: Path) -> None:
+        draft.write_text("{")
+        seen.append(sorted(path.name for path in tmp_path.glob("*.json")))
+
+    (tmp_path / "old.json").write_text("{}")
+    replace_atomic(tmp_path / "new.json", write)
+    assert seen == [["old.json"]] and (tmp_path / "new.json").read_text() == "{"
 
 
 def test_failed_write_leaves_the_old_file_and_no_draft(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from kbsub.adapters.isolation import JudgeFailure, Status
-from kbsub.eval.guards.findings import guard
+from kbsub.eval.guards.findings import Guard, guard
 from kbsub.eval.guards.rig import Pair, Rig, fork_rng, nearer
 from kbsub.eval.guards.watch import Watch
 
@@ -41,44 +41,29 @@ def check_task(watch: Watch, context: dict[str, Any], before: dict[str, Any]) ->
             watch.report("task_overridden", f"the candidate's text replaces the task's {name}")
 
 
-@guard("isolation", "Are the task's globals as the task wrote them?")
-def task_overridden(rig: Rig) -> list[str]:
-    return rig.watch.messages("task_overridden")
+# Guards whose whole answer is what the watch saw while the others called the candidate.
+_WATCHED = {
+    "task_overridden": "Are the task's globals as the task wrote them?",
+    "timers_patched": "Are clocks, events, synchronisation and comparison the real ones?",
+    "thread_started": "Does the candidate stay in its own thread and process?",
+    "rng_changed": "Are the global random generators where they were?",
+    "default_dtype_changed": "Are the default dtype and device unchanged?",
+    "backend_flags_changed": "Are torch's backend switches unchanged?",
+    "grad_mode_changed": "Is grad mode what the caller chose?",
+    "result_written": "Are files and descriptors that are not the candidate's left alone?",
+}
 
 
-@guard("isolation", "Are clocks, events, synchronisation and comparison the real ones?")
-def timers_patched(rig: Rig) -> list[str]:
-    return rig.watch.messages("timers_patched")
+def _as_watched(name: str) -> Guard:
+    def watched(rig: Rig) -> list[str]:
+        return rig.watch.messages(name)
+
+    watched.__name__ = name  # what the register calls it
+    return watched
 
 
-@guard("isolation", "Does the candidate stay in its own thread and process?")
-def thread_started(rig: Rig) -> list[str]:
-    return rig.watch.messages("thread_started")
-
-
-@guard("isolation", "Are the global random generators where they were?")
-def rng_changed(rig: Rig) -> list[str]:
-    return rig.watch.messages("rng_changed")
-
-
-@guard("isolation", "Are the default dtype and device unchanged?")
-def default_dtype_changed(rig: Rig) -> list[str]:
-    return rig.watch.messages("default_dtype_changed")
-
-
-@guard("isolation", "Are torch's backend switches unchanged?")
-def backend_flags_changed(rig: Rig) -> list[str]:
-    return rig.watch.messages("backend_flags_changed")
-
-
-@guard("isolation", "Is grad mode what the caller chose?")
-def grad_mode_changed(rig: Rig) -> list[str]:
-    return rig.watch.messages("grad_mode_changed")
-
-
-@guard("isolation", "Are files and descriptors that are not the candidate's left alone?")
-def result_written(rig: Rig) -> list[str]:
-    return rig.watch.messages("result_written")
+for _name, _question in _WATCHED.items():
+    guard("isolation", _question)(_as_watched(_name))
 
 
 @guard("isolation", "Does the candidate compute its answer rather than look for it?")
