@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import types
@@ -260,6 +261,13 @@ def test_bytes_of_the_official_task() -> None:
     """x, y, gamma and beta of level1_40, from the meta device: 2 * 268,435,456 + 2 * 16,777,216 bytes."""
     assert official.bytes_moved(load_task(1, 40, kernelbench=None)) == 570_425_344
     assert official.bytes_moved(load_task(1, 40, kernelbench=None, precision="bf16")) == 285_212_672
+
+
+def test_bytes_are_the_same_from_a_device_as_from_meta() -> None:
+    """The GPU's rows take the shapes from a real call there; the CPU stands for it here."""
+    source = load_task(1, 40, kernelbench=None).source.replace("(16, 64, 256, 256)", "(3, 2, 5, 4)")
+    small = dataclasses.replace(load_task(1, 40, kernelbench=None), source=source)
+    assert official.bytes_moved(small, "cpu") == official.bytes_moved(small, "meta") == 4 * 2 * (3 * 40 + 40)
 
 
 def test_floor_without_a_measurement_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
