@@ -63,7 +63,7 @@ def _record(
 ) -> dict[str, Any]:
     """Wall time of this invocation in seconds, and by GPU (its uuid, or "no GPU") the rows that were judged there."""
     judged = [rows[job.stem] for job in batch.jobs if job.stem in rows]
-    gpus = Counter(str((row.get("environment") or {}).get("gpu_uuid") or "no GPU") for row in judged)
+    gpus = Counter(str(row.get("gpu_uuid") or "no GPU") for row in judged)
     statuses = Counter(str(row["status"]) for row in judged)
     facts = {"rows": len(rows), "judged_now": len(judged), "seconds": round(seconds, 2), **where}
     facts["judge_seconds"] = round(sum(float(row["seconds"]) for row in judged), 2)

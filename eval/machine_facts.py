@@ -6,6 +6,7 @@ import ctypes
 import importlib.util
 import os
 import re
+import uuid
 from pathlib import Path
 
 
@@ -14,16 +15,32 @@ def gpu_name(index: int = 0) -> str | None:
 
     Asked of the driver library itself: no context is made, and CUDA_VISIBLE_DEVICES counts.
     """
+    name = ctypes.create_string_buffer(256)
+    found = _gpu(index)
+    if found is None or found[0].cuDeviceGetName(name, len(name), found[1]):
+        return None
+    return name.value.decode()
+
+
+def gpu_uuid(index: int = 0) -> str | None:
+    """The UUID of that GPU as torch writes it, or None: two GPUs of one machine have one name."""
+    number = (ctypes.c_ubyte * 16)()
+    found = _gpu(index)
+    if found is None or found[0].cuDeviceGetUuid(number, found[1]):
+        return None
+    return str(uuid.UUID(bytes=bytes(number)))
+
+
+def _gpu(index: int) -> tuple[ctypes.CDLL, ctypes.c_int] | None:
+    """(the driver library, its handle of a GPU), or None without either."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return None
-    device, count, name = ctypes.c_int(), ctypes.c_int(), ctypes.create_string_buffer(256)
+    device, count = ctypes.c_int(), ctypes.c_int()
     if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or index >= count.value:
         return None
-    if driver.cuDeviceGet(ctypes.byref(device), index) or driver.cuDeviceGetName(name, len(name), device):
-        return None
-    return name.value.decode()
+    return None if driver.cuDeviceGet(ctypes.byref(device), index) else (driver, device)
 
 
 def gpu_folder(name: str | None) -> str:

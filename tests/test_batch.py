@@ -15,6 +15,7 @@ import pytest
 
 from kbsub.adapters.isolation import Outcome, Status
 from kbsub.eval import batch as batches
+from kbsub.eval import batch_command
 from kbsub.eval.batch import BatchError, Settings, evaluate, find_samples, prepare, read_row, row_path
 
 TESTS = Path(__file__).resolve().parent
@@ -145,6 +146,20 @@ def test_a_failed_row_reads_as_upstreams_script_writes_it(folder, status):
     (entry,) = json.loads((folder / "eval_results.json").read_text())["40"]
     assert (entry["compiled"], entry["correctness"], entry["runtime"]) == (False, False, -1.0)
     assert entry["metadata"] == {"error": f"{status}: why"}
+
+
+def test_the_record_says_which_gpu_judged_what(folder, monkeypatch):
+    """Two GPUs of one machine share a name: a batch on both must show both."""
+    for number in range(3):
+        sample(folder, number, "")
+    uuids = iter(["uuid-a", "uuid-b", "uuid-a"])
+    monkeypatch.setattr(batches, "gpu_uuid", lambda index: next(uuids))
+    ended = Outcome(Status.OK, {"official": {"compiled": True, "correctness": True, "metadata": {}}}, "", "", 0.5)
+    batch = prepare(folder, replace(SETTINGS, device="cuda"))
+    rows = evaluate(batch, lambda jobs: ((job, batches.judge(job, lambda *_, **__: ended)) for job in jobs))
+    record = batch_command._record(batch, rows, {"gpus": 2}, 1.0)
+    assert record["rows_by_gpu"] == {"uuid-a": 2, "uuid-b": 1}
+    assert record["judge_seconds"] == 1.5
 
 
 def test_two_levels_get_two_summaries(folder):
