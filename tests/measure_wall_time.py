@@ -3,10 +3,11 @@
     python tests/measure_wall_time.py --out results/h200/wall_time.json
 
 The same file, GPU and checkout; whole processes, from their start to their end, one after the other and in turn. Before
-that each runs once unrecorded, so that files are read and kernels compiled. The upstream script also times eager and
-torch.compile, which `kbsub baseline` does here; it has no switch against it. Client packages that it imports and that
-are not installed are inert files, which cost it nothing. Exit code 1 when the median of `kbsub eval` is the longer one,
-or a verdict is not "correct". Run it from the root of the repository, with the GPU to itself.
+that each runs once uncounted, so that files are read and kernels compiled (--warm: they are already). The upstream
+script also times eager and torch.compile, which `kbsub baseline` does here; it has no switch against it. Client
+packages that it imports and that are not installed are inert files, which cost it nothing. Exit code 1 when the median
+of `kbsub eval` is the longer one, or a verdict is not "correct". Run it from the root of the repository, with the GPU
+to itself.
 """
 
 from __future__ import annotations
@@ -41,15 +42,17 @@ CLIENTS = {  # what upstream's utils take from packages that a local run never c
 Run = Callable[[], dict[str, Any]]  # {"seconds", "exit", "correct", ...} of one whole process
 
 
-def in_turn(programs: dict[str, Run], rounds: int, keep: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    """Each program once unrecorded, then `rounds` times in turn; `keep` gets the record after every round."""
+def in_turn(
+    programs: dict[str, Run], rounds: int, keep: Callable[[dict[str, Any]], None], *, warm: bool = False
+) -> dict[str, Any]:
+    """Each program once uncounted (unless warm), then `rounds` times in turn; `keep` gets the record every round."""
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in programs}
-    unrecorded = {name: run() for name, run in programs.items()}
+    uncounted = {name: run() for name, run in programs.items()} if not warm else {}
     record: dict[str, Any] = {}
     for _ in range(rounds):
         for name, run in programs.items():
             runs[name].append(run())
-        record = {"warm_up": unrecorded, "runs": runs, **summary(runs)}
+        record = {"warm_up": uncounted, "runs": runs, **summary(runs)}
         keep(record)
     return record
 
@@ -161,6 +164,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--candidate", type=Path, default=FOLDER / "reference_order_pipelined.py")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--warm", action="store_true", help="both have just run here: no uncounted run first")
     parser.add_argument("--gpu-arch", default="Hopper", help="what upstream's script calls this GPU")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--kernelbench", type=Path, help="the checkout; default: as kbsub fetch left it")
@@ -190,7 +194,7 @@ def main() -> int:
             write_json_atomic(options.out, content)
             print(json.dumps({key: record[key] for key in ("seconds", "median_s", "holds")}), flush=True)
 
-        in_turn(programs, options.rounds, keep)
+        in_turn(programs, options.rounds, keep, warm=options.warm)
         facts = run_isolated("kbsub.adapters.environment:judge", {"device": options.device}, timeout_s=120)
         content["environment"] = (facts.value or {}).get("environment")
         write_json_atomic(options.out, content)

@@ -33,7 +33,8 @@ def test_the_claim(ours: list[float], theirs: list[float], correct: bool, holds:
     assert found["seconds"] == {"ours": ours, "theirs": theirs}
 
 
-def test_programs_run_in_turn_after_one_unrecorded_run_each() -> None:
+@pytest.mark.parametrize("warm", [False, True])
+def test_programs_run_in_turn_after_one_uncounted_run_each(warm: bool) -> None:
     order: list[str] = []
 
     def program(name: str) -> wall.Run:
@@ -44,9 +45,10 @@ def test_programs_run_in_turn_after_one_unrecorded_run_each() -> None:
         return run
 
     kept: list[dict[str, Any]] = []
-    record = wall.in_turn({"a": program("a"), "b": program("b")}, 2, lambda found: kept.append(dict(found)))
-    assert order == ["a", "b", "a", "b", "a", "b"]
-    assert record["seconds"] == {"a": [3.0, 5.0], "b": [4.0, 6.0]}
+    record = wall.in_turn({"a": program("a"), "b": program("b")}, 2, lambda found: kept.append(dict(found)), warm=warm)
+    assert order == ["a", "b", "a", "b"] + ([] if warm else ["a", "b"])
+    first = 1.0 if warm else 3.0
+    assert record["seconds"] == {"a": [first, first + 2], "b": [first + 1, first + 3]}
     assert len(kept) == 2, "kept after every round: a run that is stopped loses one round"
 
 
