@@ -168,7 +168,9 @@ class _Listener:
         return getattr(self.stream, name)  # `buffer`, `encoding`, `fileno` ...: a candidate finds the real stdout's
 
     def _read(self, line: str) -> None:
-        if line.startswith("[Eval] Loading and Compiling New Model"):
+        if line.startswith("[Eval] Loading Original Model"):
+            self.progress({"stage": "reference"})
+        elif line.startswith("[Eval] Loading and Compiling New Model"):
             self.progress({"stage": "loading"})
         elif match := re.match(r"\[Eval\] Generating Random Input with seed (\d+)", line):
             self.trial += 1

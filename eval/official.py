@@ -37,6 +37,7 @@ def judge(payload: dict[str, Any], progress: Any) -> dict[str, Any]:
     device = payload["device"] if ":" in payload["device"] else f"{payload['device']}:0"
     if not payload.get("kernelbench"):
         raise JudgeFailure(Status.NOT_RUN, "upstream's evaluator needs the verified checkout; get it with: kbsub fetch")
+    progress({"stage": "import"})  # seconds of it on a cold disk: a bar that stands still says why
     import torch
 
     if not torch.cuda.is_available():
@@ -55,6 +56,7 @@ def judge(payload: dict[str, Any], progress: Any) -> dict[str, Any]:
     found["verdict"] = {"status": status.value, "reason": reason}
     progress({"stage": "floor"})
     found["floors"] = memory_floor(task, device)
+    progress({"stage": "environment"})
     return found | _facts(device, upstream)
 
 

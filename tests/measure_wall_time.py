@@ -138,10 +138,7 @@ def upstream(candidate: Path, checkout: Path, scratch: Path, logs: Path, gpu_arc
 
 
 def where_it_goes(candidate: Path, checkout: Path, device: str) -> dict[str, Any]:
-    """Of one more official judge: the second at which each of its steps began, and the end of its process.
-
-    Its first event comes when torch and upstream are imported, the device is up and the reference is loaded.
-    """
+    """Of one more official judge: the second at which each of its steps began, and the end of its process."""
     began: dict[str, float] = {}
     started = time.monotonic()
 
