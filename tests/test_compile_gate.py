@@ -37,7 +37,7 @@ def test_candidate_compiles_cleanly_within_its_budget(stem: str, arch: str) -> N
     for options in option_sets:
         compiled = compile_source(source, options, arch)
         found += findings(stem, source, options, arch, compiled, BUDGET.get(stem, {}))
-        assert compiled.error or set(compiled.resources) == set(kernel_names(source))
+        assert compiled.error or set(compiled.resources) == set(kernel_names(source, options))
     assert not found, "\n".join(found)
 
 

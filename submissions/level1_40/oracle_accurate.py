@@ -8,10 +8,16 @@ included; what is not contiguous is copied first.
 
 What changes from reference_order_pipelined.py: no order is kept. Sums are float64; M2 is taken about the mean of what
 a thread holds and merged by count, so that no outlier ruins a shift and no partial overflows; the mean goes to the
-output as a high and a low part; rstd is rounded once, from float64. Rows up to 32,768 elements are held in registers
-and read once; longer ones are read twice, the second time backwards, beginning with what L2 still holds. float64
-costs about one conversion and one addition an element, which hide under the loads on H100/H200-class chips
-(docs/kernel-notes.md).
+output as a high and a low part; rstd is rounded once, from float64. Four walks, chosen from the shape, the dtype and
+the device:
+- rows up to 32,768 elements are held in registers and read once;
+- longer fp32 rows that fit the shared memory of all multiprocessors together are read once too, by one cooperative
+  launch: every block owns the same columns of all rows. Its sums are of x - p and its square, p the row's first
+  element, both in float64: since p is one of the n elements, (p - mean)^2 <= M2, so that taking n (p - mean)^2 off
+  again costs a relative error of at most about n 2^-52 of M2 (1e-9 here), whatever the outliers;
+- all other rows are read twice, the second time backwards, beginning with what L2 still holds, as vec4 or as elements.
+float64 costs one conversion and one to three operations an element, which hide under the loads on H100/H200-class
+chips; where float64 is slow, the walk that asks three is not taken (docs/kernel-notes.md).
 
 Whether 16-byte accesses are possible is asked of each address, since the hardware demands it; nothing else looks.
 """
@@ -30,6 +36,8 @@ from torch import nn
 
 THREADS = 512  # most threads of a block
 HELD = 16  # vec4 a thread holds at most
+BETAS = 12  # of them, whose beta lies in shared memory where rows are read once by the whole grid
+MOST_BLOCKS = 160  # whose sums five warps collect
 SPAN = 256  # threads of a block that walks a long row
 TILE = 4096  # elements whose moments a block takes at once
 GROUP = 16  # rows that share one load of gamma and beta
@@ -88,7 +96,51 @@ __device__ __forceinline__ Packed pack(float4 v) {
 }
 #endif
 
-
+// ---- device-only functions ----
+#ifndef KBSUB_HOST
+__device__ __forceinline__ unsigned shared_address(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
+__device__ __forceinline__ void copy16_async(void* to, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+__device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> __device__ __forceinline__ void copies_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+__device__ __forceinline__ void prefetch_to_l2(const void* from, unsigned bytes) {  // a multiple of 16 bytes
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+#else
+    for (unsigned at = 0; at < bytes; at += 128) asm volatile("prefetch.global.L2 [%0];" ::"l"((const char*)from + at));
+#endif
+}
+__device__ __forceinline__ void wait_clocks(int clocks) {
+    for (const long long start = clock64(); clock64() - start < clocks;) {}
+}
+__device__ __forceinline__ void spin_pause() { wait_clocks(60); }  // polls would hold the messages up
+__device__ __forceinline__ ulonglong2 read_pair(const ulonglong2* p) {  // anew each time; each half is one access
+    ulonglong2 v; asm volatile("ld.volatile.global.v2.u64 {%0, %1}, [%2];" : "=l"(v.x), "=l"(v.y) : "l"(p) : "memory");
+    return v;
+}
+__device__ __forceinline__ void write_pair(ulonglong2* p, ulonglong2 v) {
+    asm volatile("st.volatile.global.v2.u64 [%0], {%1, %2};" ::"l"(p), "l"(v.x), "l"(v.y) : "memory");
+}
+// All blocks of a cooperative launch meet on the word that the driver keeps for it (as cooperative_groups' grid sync
+// does): its top bit flips once block 0 has added what is missing and all others have added one.
+__device__ __forceinline__ void grid_barrier() {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        unsigned low, high;
+        asm("mov.u32 %0, %%envreg2;" : "=r"(low));
+        asm("mov.u32 %0, %%envreg1;" : "=r"(high));
+        volatile unsigned* word = (volatile unsigned*)((((unsigned long long)high << 32) | low) + 4);
+        __threadfence();
+        const unsigned before = atomicAdd((unsigned*)word, blockIdx.x == 0 ? 0x80000000u - (gridDim.x - 1) : 1u);
+        while (((before ^ *word) & 0x80000000u) == 0) {}
+        __threadfence();
+    }
+    __syncthreads();
+}
+#endif
 
 // ---- moments ----
 struct Moments {
@@ -174,11 +226,11 @@ template <int LENGTH> __device__ __forceinline__ double squares(const Packed* v,
 struct RowFacts {
     float scale, high, low, rstd;
 };
-__device__ __forceinline__ RowFacts row_facts(Moments row, double eps) {
-    const double mean = row.total / row.n, variance = row.m2 / row.n;
-    const double scale = fabs(mean) < 0x1p-60 && variance < 0x1p-120 ? 0x1p80 : 1.;
-    const float high = (float)(mean * scale);
-    return {(float)scale, high, (float)(mean * scale - (double)high), (float)(1. / (sqrt(variance + eps) * scale))};
+__device__ __forceinline__ RowFacts row_facts(double mean, double variance, double eps) {
+    const bool tiny = fabs(mean) < 0x1p-60 && variance < 0x1p-120;
+    const double scaled = tiny ? mean * 0x1p80 : mean, rstd = rsqrt(variance + eps);
+    const float high = (float)scaled;
+    return {tiny ? 0x1p80f : 1.f, high, (float)(scaled - (double)high), (float)(tiny ? rstd * 0x1p-80 : rstd)};
 }
 __device__ __forceinline__ float normalize(float x, float g, float b, RowFacts row) {
     return __fmaf_rn(g, away_from(x, row.scale, row.high, row.low) * row.rstd, b);
@@ -219,9 +271,9 @@ template <int LENGTH> __device__ __forceinline__ void rows_held(
     const double m2 = block_total(squares<LENGTH>(v, length, total / n, top), warps[1]);
     RowFacts facts;
     if (threads == WARP) {
-        facts = row_facts({n, total, m2}, eps);
+        facts = row_facts(total / n, m2 / n, eps);
     } else {
-        if (thread == 0) of_block = row_facts({n, total, m2}, eps);
+        if (thread == 0) of_block = row_facts(total / n, m2 / n, eps);
         __syncthreads();
         facts = of_block;
     }
@@ -257,6 +309,150 @@ rows_held_16(const Packed* x, const Packed* gamma, const Packed* beta, Packed* y
     rows_held<16>(x, gamma, beta, y, rows, vectors, eps);
 }
 
+// ---- long fp32 rows, read once: a grid that is resident as a whole, one block of 512 threads a multiprocessor ----
+#if ELEMENT == 0
+constexpr int HELD = 16;      // vec4 of a row that a thread of the whole grid holds
+constexpr int BETAS = 12;     // of them, whose beta lies in shared memory; the others' in registers
+constexpr int PARTS = 8;      // in which a held row lands
+constexpr int POLLS = 5;      // warps that collect the blocks' sums; the others prefetch meanwhile
+constexpr int PREFETCH = 64;  // vec4 a prefetching warp asks for at once
+constexpr int PACE = 200;     // clocks between two such, so that sums do not queue behind them
+
+struct Sums {
+    double away, squared;  // of x - pivot and its square
+};
+// A slot holds a block's sums of one row as bits, each EMPTY until it has come. No sum of floats has these bits: a NaN
+// that began as a float ends in 29 zeros.
+constexpr unsigned long long EMPTY = ~0ull;
+__device__ __forceinline__ void send(ulonglong2* slot, Sums s) {
+    write_pair(slot, make_ulonglong2((unsigned long long)__double_as_longlong(s.away),
+                                     (unsigned long long)__double_as_longlong(s.squared)));
+}
+__device__ __forceinline__ Sums received(const ulonglong2* slot) {
+    ulonglong2 v = read_pair(slot);
+    while (v.x == EMPTY || v.y == EMPTY) {
+        spin_pause();
+        v = read_pair(slot);
+    }
+    return {__longlong_as_double((long long)v.x), __longlong_as_double((long long)v.y)};
+}
+__device__ __forceinline__ Sums lanes_total(Sums s, int lanes) {  // the same in every lane
+    for (int mask = lanes / 2; mask > 0; mask /= 2) {
+        const double away = exchange(s.away, mask), squared = exchange(s.squared, mask);
+        s.away += away;
+        s.squared += squared;
+    }
+    return s;
+}
+__device__ __forceinline__ void add(Sums& s, float x, double pivot) {
+    const double away = (double)x - pivot;
+    s.away += away;
+    s.squared = __fma_rn(away, away, s.squared);
+}
+// Part P of a row, as soon as it has landed, and all parts after it. Row 0 has one group of copies behind it: beta.
+template <int P> __device__ __forceinline__ void take(const Packed* held, int length, double pivot, Sums* s, int row) {
+    if (row == 0) copies_wait<PARTS - P>();
+    else copies_wait<PARTS - P - 1>();
+#pragma unroll
+    for (int k = P * HELD / PARTS; k < (P + 1) * HELD / PARTS; ++k) {
+        if (k < length) {
+            const float4 e = unpack(held[k * THREADS]);
+            add(s[0], e.x, pivot);
+            add(s[1], e.y, pivot);
+            add(s[0], e.z, pivot);
+            add(s[1], e.w, pivot);
+        }
+    }
+    if constexpr (P + 1 < PARTS) take<P + 1>(held, length, pivot, s, row);
+}
+
+// Block b owns columns b * share to (b + 1) * share of every row; gamma and beta of them stay on chip. A thread copies
+// its next vec4 into the place of one that it has just written out, so that nothing but sums passes between threads.
+// While five warps wait for the other blocks' sums, the others bring the next row to L2.
+// Shared memory: share + BETAS * 512 vec4. Grid: enough blocks for a row, 160 at most.
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+rows_once(const Packed* __restrict__ x, const Packed* __restrict__ gamma, const Packed* __restrict__ beta,
+          Packed* __restrict__ y, ulonglong2* slots, int rows, int vectors, int share, double eps) {
+    extern __shared__ __align__(128) unsigned char shared_memory[];
+    __shared__ Sums of_warps[THREADS / WARP], of_polls[POLLS];
+    const int thread = threadIdx.x, warp = thread / WARP, lane = thread % WARP, blocks = gridDim.x;
+    if ((long long)blocks * share < vectors) __trap();  // a smaller grid than was asked for
+    const int first = min((int)blockIdx.x * share, vectors), width = min(share, vectors - first);
+    const int length = width > thread ? (width - thread + THREADS - 1) / THREADS : 0;
+    Packed* const held = (Packed*)shared_memory + thread;
+    Packed* const betas = held + share;
+    const float* pivots = (const float*)x;
+    const Packed *from = x + first + thread, *next = x + first + vectors;
+    Packed* to = y + first + thread;
+#pragma unroll
+    for (int k = 0; k < HELD; ++k) {
+        if (k < length) copy16_async(held + k * THREADS, from + k * THREADS);
+        if ((k + 1) % (HELD / PARTS) == 0) copies_commit();
+    }
+    Packed g[HELD], b[HELD - BETAS];
+#pragma unroll
+    for (int k = 0; k < HELD; ++k) {
+        const int i = first + thread + k * THREADS;
+        if (k < length) {
+            g[k] = parameter(gamma, i, 1.f);
+            if (k >= BETAS) b[k - BETAS] = parameter(beta, i, 0.f);
+            else if (beta) copy16_async(betas + k * THREADS, beta + i);
+            else betas[k * THREADS] = filled(0.f, beta);
+        }
+    }
+    copies_commit();
+    for (int row = thread; row < rows; row += THREADS)
+        write_pair(slots + row * blocks + blockIdx.x, make_ulonglong2(EMPTY, EMPTY));
+    grid_barrier();
+    const double per = 0.25 / vectors;
+    float first_of_next = pivots[0];
+#pragma unroll 1
+    for (int row = 0; row < rows; ++row, from += vectors, next += vectors, to += vectors) {
+        const double pivot = (double)first_of_next;
+        if (row + 1 < rows) first_of_next = pivots[4ll * vectors * (row + 1)];  // a row ahead: it would be waited for
+        Sums s[2] = {{0., 0.}, {0., 0.}};
+        take<0>(held, length, pivot, s, row);
+        Sums all = lanes_total({s[0].away + s[1].away, s[0].squared + s[1].squared}, WARP);
+        if (lane == 0) of_warps[warp] = all;
+        __syncthreads();
+        if (warp == 0) {
+            all = lanes_total(of_warps[lane % (THREADS / WARP)], THREADS / WARP);
+            if (lane == 0) send(slots + row * blocks + blockIdx.x, all);
+        }
+        if (warp < POLLS) {
+            all = {0., 0.};
+            if (thread < blocks) all = received(slots + row * blocks + thread);
+            all = lanes_total(all, WARP);
+            if (lane == 0) of_polls[warp] = all;
+        } else if (row + 1 < rows) {
+            for (int i = (warp - POLLS) * PREFETCH; i < width; i += (THREADS / WARP - POLLS) * PREFETCH) {
+                if (lane == 0) prefetch_to_l2(next + i, min(PREFETCH, width - i) * sizeof(Packed));
+                wait_clocks(PACE);
+            }
+        }
+        __syncthreads();
+        all = of_polls[0];
+        for (int w = 1; w < POLLS; ++w) {
+            all.away += of_polls[w].away;
+            all.squared += of_polls[w].squared;
+        }
+        const double off = all.away * per, variance = __fma_rn(-off, off, all.squared * per);
+        const RowFacts facts = row_facts(pivot + off, variance < 0. ? 0. : variance, eps);  // a NaN stays
+        if (row == 0) copies_wait<0>();  // beta
+#pragma unroll
+        for (int k = 0; k < HELD; ++k) {
+            if (k < length) {
+                const Packed shift = k < BETAS ? betas[k * THREADS] : b[k < BETAS ? 0 : k - BETAS];
+                to[k * THREADS] = normalize_some(held[k * THREADS], g[k], shift, facts);
+                if (row + 1 < rows) copy16_async(held + k * THREADS, from + vectors + k * THREADS);
+            }
+            if ((k + 1) % (HELD / PARTS) == 0) copies_commit();
+        }
+    }
+}
+
+#endif
+
 // ---- long rows, read twice: moments of chunks, then the output ----
 // What a thread finds in one tile, as vec4 or as single elements.
 __device__ __forceinline__ Moments tile_moments(const Packed* x, long long tile, long long vectors) {
@@ -285,14 +481,14 @@ __device__ __forceinline__ Moments tile_moments(const Scalar* x, long long tile,
     return {(double)length, total, m2};
 }
 
-// Grid chunks * rows blocks, rows fastest, 256 threads: chunk c of a row is its tiles from tiles * c / chunks. Rows
-// walk their columns together, so that the columns read last, which L2 still holds, are those the output begins with.
+// Grid chunks * rows blocks, rows fastest, 256 threads: chunk c of a row is its tiles c, c + chunks, ... All blocks
+// walk the columns together, so that those read last, which L2 still holds, are those the output begins with.
 template <typename T> __device__ __forceinline__ void chunk_moments(
         const T* x, Chunk* chunks_of_rows, long long width, int rows, int chunks, int tiles) {
     __shared__ double warps[3][SPAN / WARP];
     const long long row = blockIdx.x % rows, chunk = blockIdx.x / rows;
     Moments own = {0., 0., 0.};
-    for (long long tile = tiles * chunk / chunks; tile < tiles * (chunk + 1) / chunks; ++tile)
+    for (long long tile = chunk; tile < tiles; tile += chunks)
         merge(own, tile_moments(x + row * width, tile, width));
     const double n = block_total(own.n, warps[0]), total = block_total(own.total, warps[1]);
     const double away = own.n == 0. ? 0. : own.total / own.n - total / n;
@@ -334,7 +530,7 @@ template <typename T> __device__ __forceinline__ void normalize_columns(
         m2 += of_row[c].m2 + of_row[c].n * away * away;
     }
     m2 = warp_total(m2, SEATS);
-    if (seat == 0 && merged < here) facts[merged] = row_facts({n, total, m2}, eps);
+    if (seat == 0 && merged < here) facts[merged] = row_facts(mean, m2 / n, eps);
     __syncthreads();
     if (!inside) return;
 #pragma unroll
@@ -499,24 +695,38 @@ def cuda_module(source: str, options: tuple, index: int) -> CudaModule:
 
 
 class Geometry(NamedTuple):
-    """How a shape is walked: one launch for rows that are held, two for those that are read twice."""
+    """How a shape is walked: one launch for rows that are read once, two for those that are read twice."""
 
-    kernel: str  # rows_held_V, or chunks
+    kernel: str  # rows_held_V, rows_once or chunks
     grid: tuple
     block: tuple
     chunks: int = 0  # of a row
     output_grid: tuple = ()
+    share: int = 0  # vec4 of a row that a block owns
+    shared_bytes: int = 0
 
 
 @functools.lru_cache(maxsize=None)
-def geometry(rows: int, n: int, dtype: torch.dtype, limits: DeviceLimits, packed: bool = True) -> Geometry:
-    """The launches for (rows, n); packed: n is a multiple of 4 and every address allows vec4 access."""
-    vectors = n // 4
+def geometry(
+    rows: int, n: int, dtype: torch.dtype, limits: DeviceLimits, packed: bool = True, whole_grid: bool = True
+) -> Geometry:
+    """The launches for (rows, n); packed: n is a multiple of 4 and every address allows vec4 access.
+
+    whole_grid: the device holds one block of rows_once on every multiprocessor at once.
+    """
+    vectors, blocks = n // 4, limits.multiprocessors
     if packed and vectors <= THREADS * HELD:
         threads = next(t for t in (32, 128, 256, THREADS) if vectors <= 8 * t or t == THREADS)
         held = 1 << (-(-vectors // threads) - 1).bit_length()
         rows_of_block = 4 if threads == 32 else 1
         return Geometry(f"rows_held_{held}", (-(-rows // rows_of_block),), (threads, rows_of_block))
+    share = -(-vectors // blocks // 32) * 32  # 512 bytes of fp32: shares that start within a line cost a tenth
+    shared_bytes = 16 * (share + BETAS * THREADS)
+    fits = share <= THREADS * HELD and shared_bytes + 1024 <= limits.shared_bytes_per_block and blocks <= MOST_BLOCKS
+    fast_float64 = limits.fp32_to_fp64_ratio <= 2
+    if packed and whole_grid and dtype == torch.float32 and rows >= 4 and 2 * share > THREADS * HELD:
+        if fits and fast_float64:
+            return Geometry("rows_once", (blocks,), (THREADS,), share=share, shared_bytes=shared_bytes)
     tiles, columns = -(-n // TILE), -(-(vectors if packed else n) // SPAN)
     chunks = max(1, min(tiles, -(-4 * limits.multiprocessors // rows), MOST_CHUNKS))
     return Geometry("chunks", (chunks * rows,), (SPAN,), chunks, (columns * -(-rows // GROUP),))
@@ -571,7 +781,17 @@ class ModelNew(nn.Module):
         packed = n % 4 == 0 and not any(address % (4 * x.element_size()) for address in (of_x, *of_parameters))
         plan = geometry(rows, n, dtype, device_limits(index), packed)
         module = cuda_module(CUDA_SOURCE, OPTIONS_OF[dtype], index)
+        at_once = plan.kernel == "rows_once" and module.resident_blocks("rows_once", THREADS, plan.shared_bytes)
+        if plan.kernel == "rows_once" and at_once < plan.grid[0]:
+            plan = geometry(rows, n, dtype, device_limits(index), packed, whole_grid=False)
         eps = np.float64(self.ln.eps)
+        if plan.kernel == "rows_once":
+            slots = torch.empty(2 * rows * plan.grid[0], dtype=torch.int64, device=device)
+            y = torch.empty(x.shape, dtype=dtype, device=device)
+            shape = (np.int32(rows), np.int32(n // 4), np.int32(plan.share))
+            arguments = (of_x, *of_parameters, y.data_ptr(), slots.data_ptr(), *shape, eps)
+            module.launch("rows_once", plan.grid, plan.block, arguments, plan.shared_bytes, cooperative=True)
+            return y
         if plan.kernel != "chunks":
             y = torch.empty(x.shape, dtype=dtype, device=device)
             arguments = (of_x, *of_parameters, y.data_ptr(), np.int32(rows), np.int32(n // 4), eps)

@@ -189,6 +189,20 @@ inline void barrier_wait(Barrier* b, unsigned parity, int line = __builtin_LINE(
 inline bool barrier_test(Barrier* b, unsigned parity, int line = __builtin_LINE()) { return kbsub_barrier_test(b, parity, line); }
 inline void grid_barrier(int line = __builtin_LINE()) { kbsub_grid_barrier(line); }
 inline void spin_pause(int line = __builtin_LINE()) { kbsub_spin_pause(line); }
+inline ulonglong2 read_pair(const ulonglong2* p)
+{
+    ulonglong2 v;
+    v.x = __atomic_load_n(&p->x, __ATOMIC_SEQ_CST);
+    v.y = __atomic_load_n(&p->y, __ATOMIC_SEQ_CST);
+    return v;
+}
+inline void write_pair(ulonglong2* p, ulonglong2 v)
+{
+    __atomic_store_n(&p->x, v.x, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&p->y, v.y, __ATOMIC_SEQ_CST);
+}
+inline void prefetch_to_l2(const void*, unsigned) {}  // a hint about a cache: nothing here
+inline void wait_clocks(int) {}                       // time is no part of a result
 inline void named_barrier(int id, int threads, int line = __builtin_LINE()) { kbsub_named_barrier(id, threads, line); }
 inline void forget_unpacked(uint4&) {}  // an empty asm on the device, for the register allocator
 inline void grid_arrive(unsigned* counter) { __atomic_fetch_add(counter, 1u, __ATOMIC_SEQ_CST); }
