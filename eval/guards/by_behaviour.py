@@ -238,8 +238,9 @@ def side_stream_not_joined(rig: Rig) -> list[str]:
     rig.require_repeatable()
     pair, inputs = rig.build(), rig.inputs(1)
     good = inputs[rig.main_index].clone()
-    right = rig.call(pair, inputs).clone()
-    rig.synchronize()
+    first = rig.call(pair, inputs)
+    rig.synchronize()  # a copy made before would itself be of what is not finished
+    right = first.clone()
     _poison_freed_blocks(right)
     inputs[rig.main_index].fill_(float("nan"))
     rig.synchronize()
