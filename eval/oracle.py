@@ -74,9 +74,10 @@ class ErrorOf:
     worst: tuple[tuple[int, ...], float, float] | None  # index, true value, output
 
     @property
-    def rank(self) -> tuple[int, float]:
-        """Smaller is nearer: special values in place first, then the largest error."""
-        return self.special_mismatches, self.max_abs
+    def rank(self) -> tuple[int, float, bool]:
+        """Smaller is nearer: special values in place first, then the largest error, then (in half the largest outputs
+        round alike) what is within the tolerance everywhere."""
+        return self.special_mismatches, self.max_abs, not self.allclose
 
     def to_json(self) -> dict[str, Any]:
         """Non-finite floats as the strings "inf" and "nan"; zero counts left out."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy
@@ -180,3 +181,15 @@ def test_nearer_counts_special_values_before_distances():
     assert nearer(errors[0], errors[1]) == "reference"
     assert nearer(errors[2], errors[1]) == "candidate"
     assert nearer(errors[0], errors[0]) == "equal"
+
+
+def test_of_equal_largest_errors_the_one_within_the_tolerance_is_nearer():
+    """In half the largest outputs of both round alike; one of the two may still have lost all of the small ones."""
+    truth = layer_norm(torch.tensor([[1.0, 2.0, 3.0, 4.0]]), None, None, 1e-5, (4,))
+    near, far = truth.y.float(), truth.y.float()
+    near[0, 0] -= 1e-5
+    far[0, 1] -= 1e-5
+    near, far = (error_of(truth, each) for each in (near, far))
+    near, far = replace(near, max_abs=1e-5, allclose=True), replace(far, max_abs=1e-5, allclose=False)
+    assert nearer(far, near) == "candidate"
+    assert nearer(near, far) == "reference"
