@@ -88,3 +88,34 @@ def test_thread_order_changes_nothing(stem: str, seed: int) -> None:
         torch.manual_seed(5)
         results.append(model(torch.randn(3, 20_672)))
     assert torch.equal(*results)
+
+
+# Input kinds on which a sum in the wrong place loses what the bound asks for.
+HARD = {
+    "normal": lambda x: x,
+    "far": lambda x: x + 1e5,
+    "outlier first": lambda x: x.index_fill(1, torch.tensor([0]), 1e6),
+    "outlier": lambda x: x.index_fill(1, torch.tensor([777]), -1e30),
+    "subnormal": lambda x: x * 1e-39,
+    "near-constant": lambda x: 8e37 * (1 + x * 1e-7),
+    "constant": lambda x: torch.full_like(x, 1e4),
+    "alternating": lambda x: x.sign() * 1e18,
+}
+
+
+# The official width: what an outlier costs the mean grows with the row. The small device: every kind, fast.
+@pytest.mark.parametrize(
+    ("limits", "width", "kind"),
+    [*((SMALL_LIMITS, 65_540, kind) for kind in HARD), (H200_LIMITS, 4_194_304, "outlier first")],
+)
+def test_rows_read_once_keep_the_accurate_bound(limits: Any, width: int, kind: str) -> None:
+    space = host_namespace(source_of("oracle_accurate"), limits)
+    torch.manual_seed(2)
+    x = HARD[kind](torch.randn(4, width))
+    model = space["ModelNew"]((width,))
+    y = model(x).detach().double()
+    assert set(space["host_executor"].launches) == {"rows_once"}
+    away = x.double() - x.double().mean(1, keepdim=True)
+    z = away / torch.sqrt((away * away).mean(1, keepdim=True) + model.ln.eps)
+    share = ((y - z).abs() / (5 * 2.0**-24 * z.abs() + 2.0**-149)).max().item()
+    assert share <= 1, f"{kind}: an error {share:.3g} of the bound"

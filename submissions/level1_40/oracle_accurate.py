@@ -12,9 +12,10 @@ output as a high and a low part; rstd is rounded once, from float64. Four walks,
 the device:
 - rows up to 32,768 elements are held in registers and read once;
 - longer fp32 rows that fit the shared memory of all multiprocessors together are read once too, by one cooperative
-  launch: every block owns the same columns of all rows. Its sums are of x - p and its square, p the row's first
+  launch: every block owns the same columns of all rows. Its sums are of x and of (x - p)^2, p the row's first
   element, both in float64: since p is one of the n elements, (p - mean)^2 <= M2, so that taking n (p - mean)^2 off
-  again costs a relative error of at most about n 2^-52 of M2 (1e-9 here), whatever the outliers;
+  again costs a relative error of at most about n 2^-52 of M2 (1e-9 here), whatever the outliers. The mean cannot be
+  had from x - p: an outlier p would be added n times, and the elements near the mean would lose their last bits;
 - all other rows are read twice, the second time backwards, beginning with what L2 still holds, as vec4 or as elements.
 float64 costs one conversion and one to three operations an element, which hide under the loads on H100/H200-class
 chips; where float64 is slow, the walk that asks three is not taken (docs/kernel-notes.md).
@@ -319,13 +320,13 @@ constexpr int PREFETCH = 64;  // vec4 a prefetching warp asks for at once
 constexpr int PACE = 200;     // clocks between two such, so that sums do not queue behind them
 
 struct Sums {
-    double away, squared;  // of x - pivot and its square
+    double total, squared;  // of x, and of (x - pivot)^2
 };
 // A slot holds a block's sums of one row as bits, each EMPTY until it has come. No sum of floats has these bits: a NaN
 // that began as a float ends in 29 zeros.
 constexpr unsigned long long EMPTY = ~0ull;
 __device__ __forceinline__ void send(ulonglong2* slot, Sums s) {
-    write_pair(slot, make_ulonglong2((unsigned long long)__double_as_longlong(s.away),
+    write_pair(slot, make_ulonglong2((unsigned long long)__double_as_longlong(s.total),
                                      (unsigned long long)__double_as_longlong(s.squared)));
 }
 __device__ __forceinline__ Sums received(const ulonglong2* slot) {
@@ -338,15 +339,15 @@ __device__ __forceinline__ Sums received(const ulonglong2* slot) {
 }
 __device__ __forceinline__ Sums lanes_total(Sums s, int lanes) {  // the same in every lane
     for (int mask = lanes / 2; mask > 0; mask /= 2) {
-        const double away = exchange(s.away, mask), squared = exchange(s.squared, mask);
-        s.away += away;
+        const double total = exchange(s.total, mask), squared = exchange(s.squared, mask);
+        s.total += total;
         s.squared += squared;
     }
     return s;
 }
 __device__ __forceinline__ void add(Sums& s, float x, double pivot) {
     const double away = (double)x - pivot;
-    s.away += away;
+    s.total += (double)x;
     s.squared = __fma_rn(away, away, s.squared);
 }
 // Part P of a row, as soon as it has landed, and all parts after it. Row 0 has one group of copies behind it: beta.
@@ -404,7 +405,7 @@ rows_once(const Packed* __restrict__ x, const Packed* __restrict__ gamma, const 
     for (int row = thread; row < rows; row += THREADS)
         write_pair(slots + row * blocks + blockIdx.x, make_ulonglong2(EMPTY, EMPTY));
     grid_barrier();
-    const double per = 0.25 / vectors;
+    const double n = 4. * vectors, per = 1. / n;
     float first_of_next = pivots[0];
 #pragma unroll 1
     for (int row = 0; row < rows; ++row, from += vectors, next += vectors, to += vectors) {
@@ -412,7 +413,7 @@ rows_once(const Packed* __restrict__ x, const Packed* __restrict__ gamma, const 
         if (row + 1 < rows) first_of_next = pivots[4ll * vectors * (row + 1)];  // a row ahead: it would be waited for
         Sums s[2] = {{0., 0.}, {0., 0.}};
         take<0>(held, length, pivot, s, row);
-        Sums all = lanes_total({s[0].away + s[1].away, s[0].squared + s[1].squared}, WARP);
+        Sums all = lanes_total({s[0].total + s[1].total, s[0].squared + s[1].squared}, WARP);
         if (lane == 0) of_warps[warp] = all;
         __syncthreads();
         if (warp == 0) {
@@ -433,11 +434,13 @@ rows_once(const Packed* __restrict__ x, const Packed* __restrict__ gamma, const 
         __syncthreads();
         all = of_polls[0];
         for (int w = 1; w < POLLS; ++w) {
-            all.away += of_polls[w].away;
+            all.total += of_polls[w].total;
             all.squared += of_polls[w].squared;
         }
-        const double off = all.away * per, variance = __fma_rn(-off, off, all.squared * per);
-        const RowFacts facts = row_facts(pivot + off, variance < 0. ? 0. : variance, eps);  // a NaN stays
+        const double near = all.total * per;
+        const double mean = __fma_rn(__fma_rn(-near, n, all.total), per, near);  // as if divided
+        const double off = mean - pivot, variance = __fma_rn(-off, off, all.squared * per);
+        const RowFacts facts = row_facts(mean, variance < 0. ? 0. : variance, eps);  // a NaN stays
         if (row == 0) copies_wait<0>();  // beta
 #pragma unroll
         for (int k = 0; k < HELD; ++k) {
