@@ -259,6 +259,13 @@ def test_a_refused_probe_is_not_checked_rather_than_clean(nowhere: str) -> None:
     ]
 
 
+def test_an_output_that_is_nan_by_itself_is_no_other_fault(nowhere: str) -> None:
+    """Wrong, and for the official check to say: it is written, every call is alike, and no stream is left."""
+    verdict = judged(NATIVE.replace("return self.ln(x)", "return self.ln(x) * float('nan')"), (), nowhere)
+    behaviour = {name for name, entry in REGISTER.items() if entry.family == "behaviour"}
+    assert not guards_of(verdict) & behaviour, verdict["findings"]
+
+
 def test_an_unknown_guard_cannot_be_disabled(nowhere: str) -> None:
     with pytest.raises(RuntimeError, match="no guard is called typo"):
         judged(NATIVE, ("typo",), nowhere)

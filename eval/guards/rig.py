@@ -235,8 +235,10 @@ def distance(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 def rms(tensor: torch.Tensor) -> float:
-    """Root mean square of a tensor, never zero."""
-    return max(float(tensor.double().square().mean().sqrt()), 1e-30)
+    """Root mean square of a tensor's finite elements, never zero."""
+    finite = tensor.isfinite()
+    total = float(torch.where(finite, tensor.double(), 0.0).square().sum())
+    return max(math.sqrt(total / max(int(finite.sum()), 1)), 1e-30)
 
 
 def nearer(answer: torch.Tensor, fault: torch.Tensor, truth: torch.Tensor) -> tuple[float, float] | None:
