@@ -727,9 +727,10 @@ def geometry(
     shared_bytes = 16 * (share + BETAS * THREADS)
     fits = share <= THREADS * HELD and shared_bytes + 1024 <= limits.shared_bytes_per_block and blocks <= MOST_BLOCKS
     fast_float64 = limits.fp32_to_fp64_ratio <= 2
-    if packed and whole_grid and dtype == torch.float32 and rows >= 4 and 2 * share > THREADS * HELD:
-        if fits and fast_float64:
-            return Geometry("rows_once", (blocks,), (THREADS,), share=share, shared_bytes=shared_bytes)
+    # A row costs a meeting of all blocks, 3 us: worth it where a block has more than half of what it can hold of it.
+    worth_it = dtype == torch.float32 and rows >= 4 and 2 * share > THREADS * HELD
+    if packed and whole_grid and fits and fast_float64 and worth_it:  # 1,024 bytes: the kernel's own, and the system's
+        return Geometry("rows_once", (blocks,), (THREADS,), share=share, shared_bytes=shared_bytes)
     tiles, columns = -(-n // TILE), -(-(vectors if packed else n) // SPAN)
     chunks = max(1, min(tiles, -(-4 * limits.multiprocessors // rows), MOST_CHUNKS))
     return Geometry("chunks", (chunks * rows,), (SPAN,), chunks, (columns * -(-rows // GROUP),))
