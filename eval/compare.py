@@ -11,6 +11,8 @@ from pathlib import Path
 
 from kbsub.eval import plots
 from kbsub.eval.files import write_text_atomic
+from kbsub.eval.freshness import mark, outdated
+from kbsub.eval.machine_facts import submissions_folder
 from kbsub.eval.report_tables import best
 from kbsub.eval.result import Candidate, Result
 from kbsub.eval.tables import (
@@ -94,17 +96,28 @@ def chosen_candidates(result: Result, precision: str = "fp32") -> list[str]:
     return names or [name for name, row in rows.items() if isinstance(row, Candidate) and row.timing]
 
 
-def tables_of(result: Result) -> list[Table]:
-    """Every timing table one result can fill: by precision the official shape and the comparisons, then the shapes."""
+def tables_of(result: Result, path: Path | None = None) -> list[Table]:
+    """Every timing table one result can fill: by precision the official shape and the comparisons, then the shapes.
+
+    `path`: where the result is from. With it, rows whose file in this installation is not the measured one are marked
+    (a candidate without a file here may never have had one: nothing is said).
+    """
     found = []
     for precision in PRECISIONS:
         table = timing_table(result, precision)
         if table.rows:
-            found.append(table)
             verdicts = verdicts_table(result, chosen_candidates(result, precision), precision)
-            found += [verdicts] if verdicts.rows else []
-    shapes = shapes_table(result, _with_shapes(result))
+            found += [_marked(each, result, path, (precision,)) for each in (table, verdicts) if each.rows]
+    shapes = _marked(shapes_table(result, _with_shapes(result)), result, path, PRECISIONS)
     return found + ([shapes] if shapes.rows else [])
+
+
+def _marked(table: Table, result: Result, path: Path | None, precisions: Sequence[str]) -> Table:
+    if path is None or not result.task.level:  # a local task's folder is not known from its result
+        return table
+    task = f"level{result.task.level}_{result.task.problem_id}"
+    stale = outdated(result, submissions_folder(task), precisions, gone=False)
+    return mark(table, stale, f"submissions/{task}", f"--task {task} --out {path}")
 
 
 def _with_shapes(result: Result) -> list[str]:

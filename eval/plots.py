@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from kbsub.eval.files import replace_atomic
-from kbsub.eval.report_tables import cold_method, cold_ms, gb_s, official_ms, worst_error
+from kbsub.eval.report_tables import gb_s, official_ms, worst_error
 from kbsub.eval.result import Candidate, Result
-from kbsub.eval.tables import best_ms, floor_ms, is_floor, programs, replay_of, title_of, typical_ms
+from kbsub.eval.tables import PRECISIONS, best_ms, floor_ms, is_floor, programs, replay_of, title_of, typical_ms
+from kbsub.eval.token_tables import COPY, copies, moved, shape_ms
 
 # Okabe-Ito; a kind of program has a colour and, beside it, a hatch and a marker.
 KINDS = {
@@ -91,21 +92,30 @@ def error_data(result: Result, precision: str = "fp32") -> Data:
     return {"points": points, "left_out": left_out, "title": f"Error against time, {where}"}
 
 
-def bandwidth_data(result: Result, precision: str = "fp16") -> Data:
-    """Lines: GB/s of every program over the shapes, the copy among them."""
-    lines: dict[str, list[list[Any]]] = {}
-    rows = programs(result, precision)
-    copies = (rows["copy"].shapes or {}) if "copy" in rows else {}
-    for name, row in rows.items():
-        for key, shape in (row.shapes or {}).items():
-            held_against = copies.get(key)
-            method = cold_method(held_against.timing if held_against is not None else shape.timing)
-            value = cold_ms(shape.timing, method)
-            if value is not None:
-                moved = 2 * math.prod(map(int, key.split("x"))) * (4 if precision == "fp32" else 2)
-                lines.setdefault(plain(name), []).append([key, gb_s(moved, value)])
-    where = f"{result.environment.gpu}, torch {result.environment.torch}, {precision}"
-    return {"lines": lines, "title": f"Bandwidth by shape, cold L2, {where}"}
+def bandwidth_data(result: Result, precision: str = "fp32") -> Data:
+    """Lines: GB/s and percent of the copy over the shapes, of every precision at once (`precision` names the file).
+
+    Controls are left out: they are too many to tell apart, and their answers are wrong somewhere.
+    """
+    lines: dict[str, dict[str, list[list[Any]]]] = {}
+    for each in PRECISIONS:
+        copied = copies(result, each)
+        for name, row in programs(result, each).items():
+            if name != COPY and kind_of(row) == "control":
+                continue
+            for key, (_, copy_ms) in copied.items():
+                value = shape_ms(row, key, copied)
+                if value is not None:
+                    point = [key, gb_s(moved(key, each), value), 100 * copy_ms / value]
+                    lines.setdefault(plain(name), {}).setdefault(each, []).append(point)
+    where = f"{result.environment.gpu}, torch {result.environment.torch}"
+    return {"lines": lines, "title": f"Bandwidth by shape, and percent of a copy of the same bytes, cold L2, {where}"}
+
+
+def names_in(data: Data) -> set[str]:
+    """The plain names of every program that a plot shows."""
+    shown = [entry["name"] for key in ("bars", "points") for entry in data.get(key, [])]
+    return {*shown, *data.get("lines", {}), *(words.partition(":")[0] for words in data.get("left_out", []))}
 
 
 def data_digest(data: Data) -> str:
@@ -131,12 +141,9 @@ def draw(data: Data, paint: Callable[[Any, Data], None], path: Path, size: tuple
 
     style = {"font.size": 10, "text.color": INK, "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK}
     with matplotlib.rc_context({**style, "axes.edgecolor": INK, "hatch.linewidth": 0.6}):
-        figure, axes = pyplot.subplots(figsize=size, facecolor=CARD, layout="constrained")
+        figure = pyplot.figure(figsize=size, facecolor=CARD, layout="constrained")
         try:
-            axes.set_facecolor(CARD)
-            axes.spines[["top", "right"]].set_visible(False)
-            paint(axes, data)
-            axes.set_title(data["title"], loc="left", fontsize=11)
+            paint(figure, data)
             # Software is matplotlib's own version by default, which would change the file for no reason.
             facts = {DIGEST_KEY: data_digest(data), "Software": None}
             kind = path.suffix.removeprefix(".")  # the draft's own name does not say
@@ -145,9 +152,22 @@ def draw(data: Data, paint: Callable[[Any, Data], None], path: Path, size: tuple
             pyplot.close(figure)
 
 
-def paint_time(axes: Any, data: Data) -> None:
+def _axes(figure: Any, data: Data) -> Any:
+    """The one pair of axes of a picture, with its title."""
+    axes = figure.subplots()
+    _card(axes)
+    axes.set_title(data["title"], loc="left", fontsize=11)
+    return axes
+
+
+def _card(axes: Any) -> None:
+    axes.set_facecolor(CARD)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def paint_time(figure: Any, data: Data) -> None:
     """Horizontal bars on a log scale, fastest at the bottom, quartile whiskers, floors as labelled lines."""
-    bars = data["bars"]
+    axes, bars = _axes(figure, data), data["bars"]
     for index, bar in enumerate(bars):
         colour, hatch, _ = KINDS[bar["kind"]]
         whiskers = [[max(bar["ms"] - bar["q25"], 0.0)], [max(bar["q75"] - bar["ms"], 0.0)]]
@@ -171,8 +191,9 @@ def paint_time(axes: Any, data: Data) -> None:
     _legend(axes, {bar["kind"] for bar in bars}, bars=True)
 
 
-def paint_error(axes: Any, data: Data) -> None:
+def paint_error(figure: Any, data: Data) -> None:
     """One labelled point a program, both axes logarithmic: down and to the left is better."""
+    axes = _axes(figure, data)
     for index, point in enumerate(sorted(data["points"], key=lambda p: (p["error"], p["ms"]))):
         colour, _, marker = KINDS[point["kind"]]
         axes.plot(point["ms"], point["error"], marker, color=colour, markeredgecolor=INK, markersize=9)
@@ -191,28 +212,38 @@ def paint_error(axes: Any, data: Data) -> None:
     _legend(axes, {point["kind"] for point in data["points"]}, bars=False)
 
 
-def paint_bandwidth(axes: Any, data: Data) -> None:
-    """A line a program over the shapes; line style and marker tell apart what a colour may not."""
-    colours = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442")
-    keys = list(dict.fromkeys(key for line in data["lines"].values() for key, _ in line))
-    others = [name for name in data["lines"] if name != plain("copy")]
-    for name, line in data["lines"].items():
-        values = [dict(map(tuple, line)).get(key, math.nan) for key in keys]
-        if name in others:
-            index = others.index(name)
-            look = {
-                "color": colours[index % 7],
-                "marker": "osD^vPX*"[index % 8],
-                "linestyle": ("-", "--", ":")[index % 3],
-            }
-        else:
-            look = {"color": INK, "marker": "", "linestyle": "-"}
-        axes.plot(range(len(keys)), values, label=name, linewidth=1.6, markersize=5, **look)
-    axes.set_xticks(range(len(keys)), [key.replace("x", " x ") for key in keys], rotation=20, ha="right")
-    axes.set_ylim(bottom=0)
-    axes.set_ylabel("GB/s (input once, output once)")
-    axes.grid(axis="y", color=GRID, linewidth=0.5)
-    axes.legend(fontsize=8, frameon=False, ncols=2)
+def paint_bandwidth(figure: Any, data: Data) -> None:
+    """GB/s above, percent of the copy below, a column a precision; marker and line style say what a colour does."""
+    names = [name for name in data["lines"] if name != plain(COPY)]
+    looks = {name: _look(index) for index, name in enumerate(names)} | {plain(COPY): {"color": INK, "linewidth": 2.2}}
+    shown = [p for p in PRECISIONS if any(p in line for line in data["lines"].values())]
+    grid = figure.subplots(2, len(shown), sharex="col", sharey="row", squeeze=False)
+    for column, precision in enumerate(shown):
+        lines = {name: line[precision] for name, line in data["lines"].items() if precision in line}
+        keys = list(dict.fromkeys(key for line in lines.values() for key, *_ in line))
+        for row, axes in enumerate(grid[:, column]):
+            _card(axes)
+            for name, line in lines.items():
+                values = {key: point[row] for key, *point in line}
+                axes.plot(range(len(keys)), [values.get(key, math.nan) for key in keys], label=name, **looks[name])
+            axes.set_ylim(bottom=0)
+            axes.grid(axis="y", color=GRID, linewidth=0.5)
+        grid[0, column].set_title(precision, fontsize=10)
+        ticks = [key.replace("x", " x ") for key in keys]
+        grid[1, column].set_xticks(range(len(keys)), ticks, rotation=35, ha="right", fontsize=8)
+    grid[0, 0].set_ylabel("GB/s (input once, output once)")
+    grid[1, 0].set_ylabel("percent of the copy")
+    handles = {
+        label: handle for axes in grid[0] for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=6, fontsize=8, frameon=False)
+    figure.suptitle(data["title"], x=0.01, ha="left", fontsize=11)
+
+
+def _look(index: int) -> dict[str, Any]:
+    colours = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D00")
+    style = {"color": colours[index % 7], "marker": "osD^vPX*"[index % 8], "linestyle": ("-", "--", ":")[index % 3]}
+    return {**style, "linewidth": 1.4, "markersize": 5, "markeredgecolor": INK, "markeredgewidth": 0.4}
 
 
 # Words near a point, on a scrap of the card's colour, so that no line runs through them.
@@ -248,7 +279,7 @@ Plot = tuple[Callable[[Result, str], Data], Callable[[Any, Data], None], str, tu
 PLOTS: dict[str, Plot] = {
     "time": (time_data, paint_time, "bars", (9.0, 5.2)),
     "error": (error_data, paint_error, "points", (8.0, 5.2)),
-    "bandwidth": (bandwidth_data, paint_bandwidth, "lines", (9.0, 5.2)),
+    "bandwidth": (bandwidth_data, paint_bandwidth, "lines", (11.0, 7.4)),
 }
 
 

@@ -7,7 +7,8 @@ A paper (a Markdown file) marks where a table goes:
     <!-- /report -->
 
 Options: task (level1_40), gpu (a folder of results/, default: h200, else the first that has the task), precision
-(fp32), candidates (names by comma). A test says that the papers match the results. Knows files and tables; measures
+(fp32), candidates (names by comma). A test says that the papers match the results. A row that was measured on another
+version of its candidate's file than the checkout has is marked, with a footnote. Knows files and tables; measures
 nothing.
 """
 
@@ -19,9 +20,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kbsub.eval import manifest, plots, report_tables, schema, tables
+from kbsub.eval import freshness, manifest, plots, report_tables, schema, tables
 from kbsub.eval.files import write_text_atomic
 from kbsub.eval.result import Result, read_result
+from kbsub.eval.tables import Table
 
 MARKER = re.compile(
     r"(<!-- report:(?P<name>[\w-]+)(?P<options>[^>]*?) -->\n)(?P<body>.*?)(<!-- /report -->)", re.DOTALL
@@ -62,63 +64,71 @@ class Request:
         return next((path for folder in folders if (path := folder / f"{self.task}.json").is_file()), None)
 
 
-def _timing(result: Result, request: Request) -> str:
-    return tables.timing_table(result, request.precisions[0]).markdown()
+ALL_PRECISIONS = {"shapes", "bandwidth"}  # sections whose rows are of every precision unless the marker says which
 
 
-def _shapes(result: Result, request: Request) -> str:
+def _precisions(request: Request) -> list[str]:
+    if request.name in ALL_PRECISIONS:
+        return request.options.get("precision", ",".join(tables.PRECISIONS)).split(",")
+    return request.precisions[:1]
+
+
+def _chosen(result: Result, request: Request, *more: str) -> list[str]:
+    """The marker's candidates, else the best bit-identical and the best accurate one (and `more`)."""
+    best = (report_tables.best(result, "bit-identical"), report_tables.best(result, accurate=True), *more)
+    return request.candidates or [name for name in dict.fromkeys(best) if name]
+
+
+def _timing(result: Result, request: Request) -> Table:
+    return tables.timing_table(result, request.precisions[0])
+
+
+def _shapes(result: Result, request: Request) -> Table:
     names = request.candidates or [n for n in (report_tables.best(result, "bit-identical"),) if n]
-    precisions = request.options.get("precision", "fp32,fp16,bf16").split(",")
-    return tables.shapes_table(result, names, precisions).markdown()
+    return tables.shapes_table(result, names, _precisions(request))
 
 
-def _floors(result: Result, request: Request) -> str:
-    chosen = (report_tables.best(result, "bit-identical"), report_tables.best(result, accurate=True), "compile_default")
-    names = request.candidates or [name for name in dict.fromkeys(chosen) if name]
-    return tables.floors_table(result, names, request.precisions[0]).markdown()
+def _floors(result: Result, request: Request) -> Table:
+    return tables.floors_table(result, _chosen(result, request, "compile_default"), request.precisions[0])
 
 
-def _verdicts(result: Result, request: Request) -> str:
-    chosen = (report_tables.best(result, "bit-identical"), report_tables.best(result, accurate=True))
-    names = request.candidates or [name for name in dict.fromkeys(chosen) if name]
-    return tables.verdicts_table(result, names, request.precisions[0]).markdown()
+def _verdicts(result: Result, request: Request) -> Table:
+    return tables.verdicts_table(result, _chosen(result, request), request.precisions[0])
 
 
-def _headline(result: Result, request: Request) -> str:
-    return report_tables.headline_table(result).markdown()
+def _headline(result: Result, request: Request) -> Table:
+    return report_tables.headline_table(result)
 
 
-def _official(result: Result, request: Request) -> str:
-    return report_tables.official_table(result, request.precisions[0]).markdown()
+def _official(result: Result, request: Request) -> Table:
+    return report_tables.official_table(result, request.precisions[0])
 
 
-def _checks(result: Result, request: Request) -> str:
-    return report_tables.checks_table(result, request.precisions[0]).markdown()
+def _checks(result: Result, request: Request) -> Table:
+    return report_tables.checks_table(result, request.precisions[0])
 
 
-def _oracle(result: Result, request: Request) -> str:
-    return report_tables.oracle_table(result, request.candidates, request.precisions[0]).markdown()
+def _oracle(result: Result, request: Request) -> Table:
+    return report_tables.oracle_table(result, request.candidates, request.precisions[0])
 
 
-def _bandwidth(result: Result, request: Request) -> str:
-    precisions = request.options.get("precision", "fp32,fp16,bf16").split(",")
-    return report_tables.bandwidth_table(result, precisions).markdown()
+def _bandwidth(result: Result, request: Request) -> Table:
+    return report_tables.bandwidth_table(result, _precisions(request))
 
 
-def _plot(name: str) -> Callable[[Result, Request], str]:
-    def link(result: Result, request: Request) -> str:
-        precision = request.precisions[0]
-        path = request.result_path()
-        if path is None or name not in plots.names_with_data(result, precision):
-            return f"_plot {name}: no such results are committed yet._"
-        picture = plots.plot_path(path.parent, request.task, name, precision)
-        title = plots.PLOTS[name][0](result, precision)["title"]
-        return f"![{title}]({Path(os.path.relpath(picture, request.paper.parent)).as_posix()})"
+def _plot(result: Result, request: Request) -> str:
+    """The link, and a footnote for every program in the picture whose file is another one now."""
+    name, precision, path = request.name.removeprefix("plot-"), request.precisions[0], request.result_path()
+    if path is None or name not in plots.names_with_data(result, precision):
+        return f"_plot {name}: no such results are committed yet._"
+    picture = plots.plot_path(path.parent, request.task, name, precision)
+    data = plots.PLOTS[name][0](result, precision)
+    link = f"![{data['title']}]({Path(os.path.relpath(picture, request.paper.parent)).as_posix()})"
+    stale = [each for each in _outdated(result, request) if each.stem in plots.names_in(data)]
+    return "\n\n".join([link, *freshness.footnotes(stale, *_renewal(result, request))])
 
-    return link
 
-
-SECTIONS: Mapping[str, Callable[[Result, Request], str]] = {
+SECTIONS: Mapping[str, Callable[[Result, Request], Table | str]] = {
     "headline": _headline,
     "official": _official,
     "checks": _checks,
@@ -128,8 +138,20 @@ SECTIONS: Mapping[str, Callable[[Result, Request], str]] = {
     "shapes": _shapes,
     "oracle": _oracle,
     "bandwidth": _bandwidth,
-    **{f"plot-{name}": _plot(name) for name in plots.PLOTS},
+    **{f"plot-{name}": _plot for name in plots.PLOTS},
 }
+
+
+def _outdated(result: Result, request: Request) -> list[freshness.Outdated]:
+    return freshness.outdated(result, request.root / "submissions" / request.task, _precisions(request))
+
+
+def _renewal(result: Result, request: Request) -> tuple[str, str]:
+    """(the folder of the candidates, the options of `kbsub eval`) as a footnote words them."""
+    folder, path = f"submissions/{request.task}", request.result_path()
+    task = f"--task local:{folder}/reference.py " if result.task.level == 0 else ""
+    task = task or ("" if request.task == DEFAULT_TASK else f"--task {request.task} ")
+    return folder, f"{task}--out {path.relative_to(request.root).as_posix()}" if path is not None else task.strip()
 
 
 def papers(root: Path) -> list[Path]:
@@ -147,7 +169,11 @@ def section(request: Request) -> str:
     if path is None:
         gpu = request.options.get("gpu", "any GPU")
         return f"_No results of {request.task} on {gpu} are committed yet; `make report` fills this in._"
-    return make(read_result(path), request)
+    result = read_result(path)
+    made = make(result, request)
+    if isinstance(made, str):
+        return made
+    return freshness.mark(made, _outdated(result, request), *_renewal(result, request)).markdown()
 
 
 def remade(paper: Path, root: Path) -> str:

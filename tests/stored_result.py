@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+from pathlib import Path
+
 import numpy as np
 
 RUN, OTHER_RUN = "2026-01-01T00:00:00.000000Z", "2026-01-02T00:00:00.000000Z"
@@ -70,3 +73,13 @@ def content() -> dict:
             "broken": {"sha256": "c" * 64, "contract": "tolerance", "precision": "fp32", "status": "COMPILE_ERROR"},
         },
     }
+
+
+def with_files(stored: dict, folder: Path) -> dict:
+    """The result with a file in `folder` for each of its candidates, measured as the file is."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for key, row in stored["candidates"].items():
+        file = folder / f"{key.partition('@')[0]}.py"
+        file.write_text(f"# {file.stem}\n")
+        row["sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
+    return stored

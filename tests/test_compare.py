@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 sys.path.insert(0, str(Path(__file__).parent))
-from stored_result import content
+from stored_result import content, with_files
 
 from kbsub.adapters.isolation import Outcome, Status
 from kbsub.eval import compare, schema
@@ -56,6 +56,22 @@ def test_another_source_under_the_same_name_is_said():
     second = other(gpu="NVIDIA A100")
     second["candidates"]["exact"]["sha256"] = "d" * 64
     assert any("Not the same source in every file: exact" in note for note in both(second).notes)
+
+
+def test_one_file_marks_what_is_another_version_here(tmp_path, monkeypatch):
+    """And says nothing of a candidate without a file, nor where this installation has no candidates at all."""
+    folder = tmp_path / "level1_40"
+    result = Result.model_validate(with_files(content(), folder))
+    path = tmp_path / "stored.json"
+    monkeypatch.setattr(compare, "submissions_folder", lambda task: tmp_path / task)
+    assert "†" not in "".join(table.markdown() for table in compare.tables_of(result, path))
+    (folder / "exact.py").write_text("# mended\n")
+    (folder / "near.py").unlink()
+    texts = [table.markdown() for table in compare.tables_of(result, path)]
+    assert all("`exact`†" in text and "--task level1_40 --out " in text for text in texts), texts
+    assert "`near`†" not in "".join(texts)
+    monkeypatch.setattr(compare, "submissions_folder", lambda task: None)
+    assert "†" not in "".join(table.markdown() for table in compare.tables_of(result, path))
 
 
 def test_files_of_different_tasks_are_refused():

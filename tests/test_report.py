@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import subprocess
@@ -14,7 +15,7 @@ from kbsub.eval import manifest, plots, report, report_tables, tables
 from kbsub.eval.result import Result, read_result, write_json_atomic
 
 sys.path.insert(0, str(Path(__file__).parent))
-from stored_result import OTHER_RUN, candidate, content, cuda_event, replay
+from stored_result import OTHER_RUN, candidate, content, cuda_event, replay, with_files
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -151,11 +152,11 @@ def test_markdown_escapes_and_says_when_it_is_empty():
 def project(tmp_path):
     folder = tmp_path / "results" / "h200"
     folder.mkdir(parents=True)
-    write_json_atomic(folder / "level1_40.json", content())
+    stored = with_files(content(), tmp_path / "submissions" / "level1_40")
+    write_json_atomic(folder / "level1_40.json", stored)
     text = "# P\n\n<!-- report:headline -->\nstale words\n<!-- /report -->\n\ntext\n\n<!-- report:plot-time -->\n"
     text += "<!-- /report -->\n"
     (tmp_path / "README.md").write_text(text)
-    (tmp_path / "submissions" / "level1_40").mkdir(parents=True)
     ladder = "<!-- report:shapes candidates=exact -->\n<!-- /report -->\n<!-- report:plot-error -->\n<!-- /report -->\n"
     (tmp_path / "submissions" / "level1_40" / "README.md").write_text(ladder)
     return tmp_path
@@ -224,6 +225,87 @@ def test_every_kind_differs_by_more_than_its_colour():
     assert len(set(markers)) == len(markers), "points"
     plain_bars = [kind for kind, (_, hatch, _) in plots.KINDS.items() if not hatch]
     assert plain_bars == ["bit-identical", "baseline"], "blue and light grey differ in brightness alone"
+
+
+# ---- rows measured on another version of their file ----
+
+FRESH_SECTIONS = [  # section -> how the row or column of `exact` begins when it is fresh, and when its file has changed
+    ("headline", "| `exact` |", "| `exact`† |"),
+    ("official", "| `exact` |", "| `exact`† |"),
+    ("checks", "| `exact` |", "| `exact`† |"),
+    ("timing", "| `exact` |", "| `exact`† |"),
+    ("floors candidates=exact", "| `exact` |", "| `exact`† |"),
+    ("verdicts candidates=exact", "| `exact` |", "| `exact`† |"),
+    ("shapes candidates=exact", "| `exact` ms |", "| `exact`† ms |"),
+    ("oracle", "| `exact` |", "| `exact`† |"),
+]
+
+
+def paper(project: Path, marker: str) -> str:
+    file = project / "README.md"
+    file.write_text(f"<!-- report:{marker} -->\n<!-- /report -->\n")
+    return report.remade(file, project)
+
+
+@pytest.mark.parametrize(("marker", "fresh", "marked"), FRESH_SECTIONS)
+def test_every_table_marks_a_row_of_another_version_of_its_file(project, marker, fresh, marked):
+    text = paper(project, marker)
+    assert fresh in text and "†" not in text
+    file = project / "submissions/level1_40/exact.py"
+    file.write_text("# exact, mended\n")
+    text = paper(project, marker)
+    assert marked in text and fresh not in text
+    before = hashlib.sha256(b"# exact\n").hexdigest()[:8]
+    (note,) = [line for line in text.splitlines() if line.startswith("†")]
+    assert f"`exact` was measured on an earlier version of the file: sha256 {before}…;" in note
+    assert "`kbsub eval exact --out results/h200/level1_40.json`" in note
+    assert "`near`†" not in text, "its file is as it was"
+
+
+def test_a_row_whose_file_is_gone_is_marked(project):
+    (project / "submissions/level1_40/near.py").unlink()
+    text = paper(project, "headline")
+    assert "| `near`† |" in text and "submissions/level1_40 has no such file any more." in text
+    assert "| `exact` |" in text
+
+
+def test_a_peers_file_counts(project):
+    there = project / "submissions/level1_40/near.py"
+    (there.parent / "peers").mkdir()
+    there.rename(there.parent / "peers" / "near.py")
+    assert "†" not in paper(project, "timing")
+    (there.parent / "peers" / "near.py").write_text("# another\n")
+    assert "| `near`† |" in paper(project, "timing")
+
+
+def test_each_precision_is_held_against_the_version_it_was_measured_on(project):
+    """fp16 of an earlier version, fp32 of this one: only tables that show fp16 say so, and name the precision."""
+    path = project / "results/h200/level1_40.json"
+    stored = json.loads(path.read_text())
+    stored["candidates"]["exact@fp16"] = {**stored["candidates"]["exact"], "precision": "fp16", "sha256": "d" * 64}
+    write_json_atomic(path, stored)
+    assert "†" not in paper(project, "timing")
+    assert "† `exact`" in paper(project, "timing precision=fp16")
+    text = paper(project, "shapes candidates=exact")
+    assert "| `exact`† ms |" in text and "`kbsub eval exact --precision fp16 --out " in text
+    assert "†" not in paper(project, "shapes candidates=exact precision=fp32")
+
+
+def test_a_plot_says_it_below(project):
+    assert "†" not in paper(project, "plot-time")
+    (project / "submissions/level1_40/exact.py").write_text("# exact, mended\n")
+    assert "\n\n† `exact` was measured on an earlier version" in paper(project, "plot-time")
+
+
+def test_a_changed_file_makes_the_papers_out_of_date(project):
+    report.remake(project)
+    (project / "submissions/level1_40/near.py").write_text("# near, mended\n")
+    assert report.out_of_date(project) == ["README.md", "submissions/level1_40/README.md"]
+    report.remake(project)
+    (project / "submissions/level1_40/near.py").write_text("# near, mended again\n")
+    assert report.out_of_date(project) == [], "as far from the measured version as before"
+    (project / "submissions/level1_40/near.py").write_text("# near\n")
+    assert "README.md" in report.out_of_date(project), "and a renewed one as well: the mark must go"
 
 
 BROKEN_MARKERS = [

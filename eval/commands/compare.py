@@ -39,7 +39,7 @@ def command(
         if len(results) > 1:
             tables = [compare.side_by_side(results, [str(path) for path in paths], precision)]
         else:
-            tables = compare.tables_of(results[0])
+            tables = compare.tables_of(results[0], paths[0])
     except (ResultError, ValueError) as error:
         typer.echo(f"kbsub compare: {error}", err=True)
         raise typer.Exit(2) from None

@@ -1,0 +1,93 @@
+"""Which measured rows are of a version of their file that is no longer there. Knows result rows and folders of files.
+
+A number stays true of the file that gave it; what a reader must be told is that the file beside it is another one now.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kbsub.eval.result import Result, row_key
+from kbsub.eval.tables import Table
+
+MARK = "†"
+PEERS = "peers"  # submissions/<task>/peers: programs of other people, called as candidates
+SHOWN = 8  # digits of a sha256 that a footnote shows
+NAME = re.compile(r"`([\w.-]+)`")  # how a table names a candidate: tables.title_of
+
+
+@dataclass(frozen=True)
+class Outdated:
+    """A candidate whose file is not the measured one; `now` is None when the file is gone."""
+
+    stem: str
+    measured: str
+    now: str | None
+    precision: str = "fp32"
+
+    def words(self, folder: str, options: str) -> str:
+        """The footnote: what was measured, and how it is renewed (`options`: of kbsub eval, such as "--out FILE")."""
+        version = f"`{self.stem}` was measured on an earlier version of the file: sha256 {self.measured[:SHOWN]}…"
+        if self.now is None:
+            return f"{version}; {folder} has no such file any more."
+        call = f"{self.stem}{'' if self.precision == 'fp32' else f' --precision {self.precision}'} {options}".strip()
+        renewal = f"run `kbsub eval {call}` and `kbsub bench {call}` on a GPU to renew it"
+        return f"{version}; {renewal}."
+
+
+def digest_now(folder: Path, stem: str) -> str | None:
+    """sha256 of the candidate's file as it is in this checkout; None when there is none."""
+    for path in (folder / f"{stem}.py", folder / PEERS / f"{stem}.py"):
+        if path.is_file():
+            return hashlib.sha256(path.read_bytes()).hexdigest()
+    return None
+
+
+def outdated(
+    result: Result, folder: Path | None, precisions: Iterable[str] = ("fp32",), *, gone: bool = True
+) -> list[Outdated]:
+    """The rows of `result` at these precisions whose measured sha256 is not that of the file in `folder`.
+
+    Nothing without such a folder: then there is no file to differ from. `gone` False leaves absent files out, for
+    results that may hold files which were never in the folder.
+    """
+    if folder is None or not folder.is_dir():
+        return []
+    found: dict[tuple[str, str], Outdated] = {}
+    for precision in precisions:
+        for key, row in result.candidates.items():
+            stem = key.partition("@")[0]
+            if key != row_key(stem, precision):
+                continue
+            now = digest_now(folder, stem)
+            if now != row.sha256 and (gone or now is not None):
+                found.setdefault((stem, row.sha256), Outdated(stem, row.sha256, now, precision))
+    return list(found.values())
+
+
+def mark(table: Table, stale: Sequence[Outdated], folder: str, options: str) -> Table:
+    """The table with a dagger at each outdated candidate it shows, as a row or a column, and a footnote for each."""
+    versions: dict[str, list[Outdated]] = {}
+    for each in stale:
+        versions.setdefault(each.stem, []).append(each)
+    shown: dict[Outdated, None] = {}
+
+    def marked(cell: str) -> str:
+        name = NAME.match(cell)
+        if name is None or name[1] not in versions:
+            return cell
+        shown.update(dict.fromkeys(versions[name[1]]))
+        return f"{name[0]}{MARK}{cell[name.end() :]}"
+
+    table.headers = [marked(header) for header in table.headers]
+    table.rows = [[marked(row[0]), *row[1:]] for row in table.rows]
+    table.notes = [*table.notes, *footnotes(shown, folder, options)]
+    return table
+
+
+def footnotes(stale: Iterable[Outdated], folder: str, options: str) -> list[str]:
+    return [f"{MARK} {each.words(folder, options)}" for each in stale]
