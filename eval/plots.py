@@ -12,6 +12,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from kbsub.eval.files import replace_atomic
@@ -108,6 +109,8 @@ def bandwidth_data(result: Result, precision: str = "fp32") -> Data:
                 if value is not None:
                     point = [key, gb_s(moved(key, each), value), 100 * copy_ms / value]
                     lines.setdefault(plain(name), {}).setdefault(each, []).append(point)
+    mean = {name: fmean(point[2] for points in line.values() for point in points) for name, line in lines.items()}
+    lines = {name: lines[name] for name in sorted(lines, key=lambda name: -mean[name])}  # the nearest to the copy first
     where = f"{result.environment.gpu}, torch {result.environment.torch}"
     return {"lines": lines, "title": f"Bandwidth by shape, and percent of a copy of the same bytes, cold L2, {where}"}
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kbsub.eval import freshness, manifest, plots, report_tables, schema, tables
+from kbsub.eval import freshness, manifest, plots, report_tables, schema, tables, token_tables
 from kbsub.eval.files import write_text_atomic
 from kbsub.eval.result import Result, read_result
 from kbsub.eval.tables import Table
@@ -64,7 +64,11 @@ class Request:
         return next((path for folder in folders if (path := folder / f"{self.task}.json").is_file()), None)
 
 
-ALL_PRECISIONS = {"shapes", "bandwidth"}  # sections whose rows are of every precision unless the marker says which
+ALL_PRECISIONS = {
+    "shapes",
+    "bandwidth",
+    "rivals",
+}  # sections whose rows are of every precision unless the marker says which
 
 
 def _precisions(request: Request) -> list[str]:
@@ -113,7 +117,19 @@ def _oracle(result: Result, request: Request) -> Table:
 
 
 def _bandwidth(result: Result, request: Request) -> Table:
-    return report_tables.bandwidth_table(result, _precisions(request))
+    return token_tables.bandwidth_table(result, _precisions(request), request.candidates)
+
+
+def _rivals(result: Result, request: Request) -> Table:
+    (name,) = request.candidates or ["token_best"]
+    only = request.options.get("only") == "exceptions"
+    return token_tables.rivals_table(result, name, _precisions(request), only_exceptions=only)
+
+
+def _x100(result: Result, request: Request) -> Table:
+    path = request.result_path()
+    assert path is not None, "section() returns before this where there is none"
+    return token_tables.read_x100(token_tables.x100_path(path))
 
 
 def _plot(result: Result, request: Request) -> str:
@@ -138,6 +154,8 @@ SECTIONS: Mapping[str, Callable[[Result, Request], Table | str]] = {
     "shapes": _shapes,
     "oracle": _oracle,
     "bandwidth": _bandwidth,
+    "rivals": _rivals,
+    "x100": _x100,
     **{f"plot-{name}": _plot for name in plots.PLOTS},
 }
 

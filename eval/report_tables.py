@@ -211,50 +211,6 @@ def _error_cell(value: Any) -> str:
     return NOTHING if value is None else error(float(value))
 
 
-def bandwidth_table(result: Result, precisions: Sequence[str]) -> Table:
-    """GB/s and percent of a copy of the same input, for every program and shape, with a cold L2 (methods: COLD).
-
-    Bytes: input read once and output written once; parameters are not counted, as a copy has none.
-    """
-    table = Table("bandwidth", ["shape", "precision", "copy GB/s"])
-    names = [n for n in dict.fromkeys(n for p in precisions for n in programs(result, p)) if n != "copy"]
-    shaped = [n for n in names if any((programs(result, p).get(n) or Candidateless).shapes for p in precisions)]
-    table.headers += [f"{title_of(name)} GB/s (of copy)" for name in shaped]
-    methods = set()
-    for precision in precisions:
-        rows = programs(result, precision)
-        copies = (rows["copy"].shapes or {}) if "copy" in rows else {}
-        for key, shape in copies.items():
-            method = cold_method(shape.timing)
-            copied = cold_ms(shape.timing, method)
-            moved = 2 * math.prod(map(int, key.split("x"))) * (4 if precision == "fp32" else 2)
-            if copied is None:
-                continue
-            cells = [key.replace("x", " x "), precision, f"{gb_s(moved, copied):.0f}"]
-            for name in shaped:
-                entry = ((rows[name].shapes or {}) if name in rows else {}).get(key)
-                mine = cold_ms(entry.timing, method) if entry is not None else None
-                if mine is None:
-                    cells.append(str(entry.status) if entry is not None and entry.status is not None else NOTHING)
-                else:
-                    cells.append(f"{gb_s(moved, mine):.0f} ({100 * copied / mine:.0f}%)")
-            table.rows.append(cells)
-            methods.add(method)
-    if table.rows:
-        words = "; ".join(COLD[method] for method in COLD if method in methods)
-        table.notes = [
-            f"{environment_words(result)}. Cold L2, medians, copy and programs interleaved in one run: {words}. "
-            "Bytes: input once, output once."
-        ]
-    return table
-
-
-class Candidateless:
-    """A program that is absent at some precision: it has no shapes."""
-
-    shapes = None
-
-
 COLD = {  # method -> what it is, best first
     COLD_REPLAY: "graph replay over a ring of buffers larger than the L2 (`cold_replay`)",
     "cuda_event": "upstream's `cuda_event`, which flushes it between calls and times the launch too",

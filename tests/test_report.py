@@ -124,21 +124,6 @@ def test_verdicts_say_who_is_faster(result):
     assert column(table, "`near`", "`exact`").startswith("SLOWER 0.6")
 
 
-def test_bandwidth_is_bytes_over_time():
-    data = content()
-    moved = 2 * 4096 * 512 * 2
-    data["baselines"]["copy@fp16"] = {"timing": {}, "shapes": {"4096x512": {"timing": cuda_event(0.002)}}}
-    data["candidates"]["exact@fp16"] = {
-        **candidate(1.0),
-        "precision": "fp16",
-        "shapes": {"4096x512": {"status": "OK", "timing": cuda_event(0.0025)}},
-    }
-    table = report_tables.bandwidth_table(Result.model_validate(data), ["fp16"])
-    (cells,) = table.rows
-    assert cells[0] == "4096 x 512" and abs(float(cells[2]) - moved / 2e-6 / 1e9) < 0.01 * moved / 2e-6 / 1e9
-    assert cells[table.headers.index("`exact` GB/s (of copy)")].endswith("(80%)")
-
-
 def test_markdown_escapes_and_says_when_it_is_empty():
     table = tables.Table("t", ["a", "b"], [["x|y", "1"]])
     assert table.markdown().splitlines()[-1] == "| x\\|y | 1 |"
