@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.util
+import io
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -63,13 +64,19 @@ class Plan:
 
 @dataclass
 class Row:
-    """One candidate while it is judged: what goes into the file, and how each stage ended."""
+    """One candidate while it is judged: what goes into the file, and how each stage ended.
+
+    `source`, `unreadable`: the file as it was when the row began. Every stage judges that text, so that a file edited
+    meanwhile cannot give one row the verdicts of two versions.
+    """
 
     file: Path
     key: str
     fields: dict[str, Any]
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     environment: dict[str, Any] | None = None
+    source: str = ""
+    unreadable: str | None = None
 
     @property
     def status(self) -> Status:
@@ -150,17 +157,17 @@ def run_stage(
 
     `shared`: where the stress and oracle stages of a whole run are computed together.
     """
-    source, problem = read_source(row.file)
     declaration, wrong = declaration_for(row.file)
     if not row.fields:
-        row.fields = _blank_row(row.file, plan.precision, declaration)
+        digest, row.source, row.unreadable = _read(row.file)
+        row.fields = _blank_row(digest, plan.precision, declaration)
         if wrong:  # the candidate can be judged all the same; what it claims is unknown
             row.fields["declaration_error"] = wrong
-    reason = _reason_not_to_run(plan, row, stage, source, declaration)
-    if problem or reason:
-        status = Status.COMPILE_ERROR if problem else Status.NOT_RUN
-        return Outcome(status, None, problem or reason or "", "", 0.0)
-    payload = _payload(plan, row.file, source, declaration)
+    reason = _reason_not_to_run(plan, row, stage, row.source, declaration)
+    if row.unreadable or reason:
+        status = Status.COMPILE_ERROR if row.unreadable else Status.NOT_RUN
+        return Outcome(status, None, row.unreadable or reason or "", "", 0.0)
+    payload = _payload(plan, row.file, row.source, declaration)
     if shared is not None and stage.name in SHARED:
         return shared.outcome(stage.name, payload, on_progress)
     variables = _child_variables(plan)
@@ -208,10 +215,18 @@ def _declared_payloads(plan: Plan) -> list[dict[str, Any]]:
 
 def read_source(file: Path) -> tuple[str, str | None]:
     """(text, None), or ("", what is wrong): a file that is no text is a row, not a failure of the run."""
+    return _read(file)[1:]
+
+
+def _read(file: Path) -> tuple[str, str, str | None]:
+    """(sha256, text, what is wrong) of one reading of the file."""
+    data = b""
     try:
-        return file.read_text("utf-8"), None
+        data = file.read_bytes()
+        text, problem = io.TextIOWrapper(io.BytesIO(data), "utf-8").read(), None
     except (OSError, UnicodeDecodeError) as error:
-        return "", f"cannot be read as UTF-8 text: {error}"
+        text, problem = "", f"cannot be read as UTF-8 text: {error}"
+    return hashlib.sha256(data).hexdigest(), text, problem
 
 
 def declaration_for(file: Path) -> tuple[dict[str, Any], str | None]:
@@ -241,11 +256,7 @@ def _reason_not_to_run(plan: Plan, row: Row, stage: Stage, source: str, declarat
     return None
 
 
-def _blank_row(file: Path, precision: str, declaration: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    except OSError:
-        digest = hashlib.sha256(b"").hexdigest()
+def _blank_row(digest: str, precision: str, declaration: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "sha256": digest,
         "contract": declaration.get("contract"),

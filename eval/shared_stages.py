@@ -31,14 +31,18 @@ class SharedStages:
     timeout_s: float
     env: Mapping[str, str]
     found: dict[str, Finished] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)  # what each of `found` was computed from
 
     def outcome(self, stage: str, payload: Mapping[str, Any], on_progress: Callable[[dict[str, Any]], None]) -> Outcome:
-        """The stage of one candidate; the first call runs the declared candidates of the whole run."""
+        """The stage of one candidate; the first call runs the declared candidates of the whole run.
+
+        A candidate whose file was edited since is run again, alone: its row holds verdicts on one version only.
+        """
         started = time.monotonic()
         stem = str(payload["stem"])
-        if stem not in self.found:
+        if stem not in self.found or self.sources[stem] != payload["candidate_source"]:
             batch = [payload]
-            if payload.get("declaration"):
+            if payload.get("declaration") and stem not in self.found:
                 batch += [each for each in self.neighbours() if each["stem"] != stem]
             common = {key: value for key, value in payload.items() if key not in _OWN}
             common["oracle_only"] = "stress" not in self.stages
@@ -49,6 +53,7 @@ class SharedStages:
                 on_progress=on_progress,
                 env=self.env,
             )
+            self.sources |= {str(each["stem"]): str(each["candidate_source"]) for each in batch}
         return as_outcome(self.found[stem], stage, time.monotonic() - started)
 
 

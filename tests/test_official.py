@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import io
 import json
 import types
@@ -14,9 +15,9 @@ import pytest
 import torch
 
 from kbsub.adapters import environment, evaluator
-from kbsub.adapters.isolation import JudgeFailure, Status, run_isolated
+from kbsub.adapters.isolation import JudgeFailure, Outcome, Status, run_isolated
 from kbsub.adapters.task import load_local_task, load_task
-from kbsub.eval import official
+from kbsub.eval import official, runner
 from kbsub.eval.floors import memory_floor_ms
 from kbsub.eval.runner import Row, _record
 from kbsub.eval.stages import STAGES
@@ -96,6 +97,26 @@ def test_upstreams_answer_becomes_the_row(
     assert words in verdict[1], verdict
     block = found["value"]["official"]
     assert (block and (block["compiled"], block["correctness"])) == said
+
+
+def test_every_stage_of_a_row_judges_the_text_that_its_sha256_is_of(tmp_path: Path, monkeypatch: Any) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("first = 1\n")
+    judged: list[str] = []
+
+    def fake(target: str, payload: Any, **_: Any) -> Outcome:
+        judged.append(payload["candidate_source"])
+        file.write_text("second = 2\n")  # somebody saves the file while its first stage is running
+        return Outcome(Status.OK, {}, "", "", 0.0)
+
+    monkeypatch.setattr(runner, "run_isolated", fake)
+    task = load_task("level1_40", kernelbench=None)
+    plan = runner.Plan(task, "level1_40", (file,), ("official", "identity"), "fp32", "cpu", None, 9.0)
+    row = Row(file, "mine", {})
+    for name in plan.stages:
+        runner.run_stage(plan, row, STAGES[name], lambda event: None)
+    assert judged == ["first = 1\n"] * 2
+    assert row.fields["sha256"] == hashlib.sha256(b"first = 1\n").hexdigest()
 
 
 @pytest.mark.kernelbench

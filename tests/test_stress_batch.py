@@ -115,3 +115,20 @@ def test_a_run_asks_once_for_its_declared_candidates_and_apart_for_others(monkey
     assert batches == [["a", "b"], ["other"]]
     assert [outcome.status for outcome in outcomes] == [Status.OK] * 6
     assert outcomes[0].value["passed"] == 1 and outcomes[1].value == {"a": {"nearer": "equal"}}
+
+
+def test_a_file_edited_since_is_run_again_alone(monkeypatch):
+    """The row's sha256 is of the text in its payload: an answer computed from an older text is not that row's."""
+    batches = []
+
+    def fake(candidates, common, **_):
+        batches.append([(each["stem"], each["candidate_source"]) for each in candidates])
+        row = {"name": "a", "class": "pass", "in_error_table": True, "oracle": {"nearer": "equal"}}
+        return {each["stem"]: Finished(each["stem"], Status.OK, rows=[row]) for each in candidates}
+
+    monkeypatch.setattr(shared_stages, "run_batch", fake)
+    declared = {"declaration": {"contract": "tolerance"}, "device": "cpu"}
+    stages = SharedStages(lambda: [{**candidate(stem, "old"), **declared} for stem in "ab"], ("stress",), 10.0, {})
+    for stem, text in (("a", "old"), ("b", "new"), ("b", "new")):
+        stages.outcome("stress", {**candidate(stem, text), **declared}, print)
+    assert batches == [[("a", "old"), ("b", "old")], [("b", "new")]]
