@@ -110,7 +110,7 @@ def test_every_stage_of_a_row_judges_the_text_that_its_sha256_is_of(tmp_path: Pa
         return Outcome(Status.OK, {}, "", "", 0.0)
 
     monkeypatch.setattr(runner, "run_isolated", fake)
-    task = load_task("level1_40", kernelbench=None)
+    task = load_task(1, 40, kernelbench=None)
     plan = runner.Plan(task, "level1_40", (file,), ("official", "identity"), "fp32", "cpu", None, 9.0)
     row = Row(file, "mine", {})
     for name in plan.stages:
