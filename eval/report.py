@@ -7,9 +7,9 @@ A paper (a Markdown file) marks where a table goes:
     <!-- /report -->
 
 Options: task (level1_40), gpu (a folder of results/, default: h200, else the first that has the task), precision
-(fp32), candidates (names by comma). A test says that the papers match the results. A row that was measured on another
-version of its candidate's file than the checkout has is marked, with a footnote. Knows files and tables; measures
-nothing.
+(fp32), candidates (names by comma), only=exceptions (rivals). A test says that the papers match the results. A row that
+was measured on another version of its candidate's file than the checkout has is marked, with a footnote. Knows files
+and tables; measures nothing.
 """
 
 from __future__ import annotations
@@ -121,9 +121,11 @@ def _bandwidth(result: Result, request: Request) -> Table:
 
 
 def _rivals(result: Result, request: Request) -> Table:
-    (name,) = request.candidates or ["token_best"]
-    only = request.options.get("only") == "exceptions"
-    return token_tables.rivals_table(result, name, _precisions(request), only_exceptions=only)
+    only = request.options.get("only")
+    if len(request.candidates) != 1 or only not in (None, "exceptions"):
+        raise ReportError(f"{request.paper.name}: <!-- report:rivals -->: takes one candidate, and only=exceptions")
+    precisions = _precisions(request)
+    return token_tables.rivals_table(result, request.candidates[0], precisions, only_exceptions=only is not None)
 
 
 def _x100(result: Result, request: Request) -> Table:

@@ -14,7 +14,7 @@ from typing import Any
 
 from kbsub.eval.comparison import Comparison, Verdict
 from kbsub.eval.report_tables import COLD, cold_method, cold_ms, environment_words, error, gb_s
-from kbsub.eval.result import Baseline, Candidate, Result, Shape
+from kbsub.eval.result import Baseline, Candidate, Result, ResultError, Shape
 from kbsub.eval.tables import NOTHING, Table, is_floor, paired, programs, title_of
 
 COPY = "copy"
@@ -183,10 +183,10 @@ def x100_table(stored: Mapping[str, Any]) -> Table:
 
 
 def read_x100(path: Path) -> Table:
-    """The table of a file, or an empty one that says so in the papers. Raises ValueError for a file that is broken."""
+    """The table of a file, or an empty one that says so in the papers. Raises ResultError for a file that is broken."""
     if not path.is_file():
         return Table("inputs times 100", ["program"])
     try:
         return x100_table(json.loads(path.read_text("utf-8")))
     except (KeyError, TypeError, ValueError) as problem:
-        raise ValueError(f"{path}: is not what tests/measure_tokens.py writes ({problem})") from problem
+        raise ResultError(f"{path}: is not what tests/measure_tokens.py writes ({problem})") from problem

@@ -15,7 +15,7 @@ from kbsub.eval import manifest, plots, report, report_tables, tables
 from kbsub.eval.result import Result, read_result, write_json_atomic
 
 sys.path.insert(0, str(Path(__file__).parent))
-from stored_result import OTHER_RUN, candidate, content, cuda_event, replay, with_files
+from stored_result import OTHER_RUN, content, replay, with_files
 
 ROOT = Path(__file__).resolve().parent.parent
 
