@@ -2,7 +2,8 @@
 
 `bench.runs.<run>` keeps what belongs to the run as a whole: protocol, environment, and for each scene the order of
 every round, the bytes it moves and the quality of the machine. Each timing names its run, because only samples of one
-run are paired. Nothing here touches a row's `status` or `official`: they are upstream's.
+run are paired; `baselines.<name>.earlier.<run>.<scene>` keeps the baseline of an older run while a candidate's timings
+are of that run. Nothing here touches a row's `status` or `official`: they are upstream's.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from kbsub.eval.bench import Record
 from kbsub.eval.bench_plan import OFFICIAL, SceneSpec
 from kbsub.eval.floors import memory_floor_ms
 from kbsub.eval.result import (
+    EARLIER,
     Baseline,
     Candidate,
     Environment,
@@ -60,6 +62,7 @@ def _floors(record: Record) -> Floors:
 
 
 def _join(result: Result, record: Record) -> None:
+    before = {key: baseline.model_copy(deep=True) for key, baseline in result.baselines.items()}
     for scene in record.plan.scenes:
         for name, row in record.rows(scene).items():
             if row.get("missing"):
@@ -68,6 +71,7 @@ def _join(result: Result, record: Record) -> None:
                 _join_baseline(result, scene, name, row, record.run)
             else:
                 _join_candidate(result, record, scene, name, row)
+    keep_pairs(result, before)
     bench = dict((result.model_extra or {}).get("bench") or {})
     bench["runs"] = {**bench.get("runs", {}), record.run: _run_block(record, result.environment)}
     used = _runs_in_use(result) | {record.run}
@@ -171,6 +175,49 @@ def _with_shape(
 
 def _set_extra(model: Baseline | Candidate, key: str, value: Any) -> None:
     model.__pydantic_extra__ = {**(model.model_extra or {}), key: value}
+
+
+def keep_pairs(result: Result, before: Mapping[str, Baseline]) -> None:
+    """Keep the baselines' replaced timings that stored candidates were timed beside, under `earlier.<run>.<scene>`.
+
+    Only samples of one run are paired: without them, timing one candidate again would leave every other one without
+    the eager that it ran with. `before`: the baselines as they were.
+    """
+    for key, old in before.items():
+        precision = key.partition("@")[2] or "fp32"
+        wanted = {
+            (run, scene, method)
+            for row in result.candidates.values()
+            if row.precision == precision
+            for scene, method, run, _ in _timings_of(row)
+        }
+        now = {(run, scene, method) for scene, method, run, _ in _timings_of(result.baselines[key])}
+        kept: dict[str, dict[str, dict[str, Any]]] = {}
+        for scene, method, run, block in [*_earlier(old), *_timings_of(old)]:
+            if (run, scene, method) in wanted - now:
+                kept.setdefault(run, {}).setdefault(scene, {})[method] = block
+        others = {name: value for name, value in (result.baselines[key].model_extra or {}).items() if name != EARLIER}
+        result.baselines[key].__pydantic_extra__ = {**others, **({EARLIER: kept} if kept else {})}
+
+
+def _timings_of(row: Baseline | Candidate) -> list[tuple[str, str, str, dict[str, Any]]]:
+    """(scene, method, run, the block) of every timing of a row that names its run."""
+    scenes = {OFFICIAL: row.timing or {}, **{key: shape.timing or {} for key, shape in (row.shapes or {}).items()}}
+    return [
+        (scene, method, str(timing.model_extra["run"]), timing.model_dump(mode="json"))
+        for scene, timings in scenes.items()
+        for method, timing in timings.items()
+        if timing.model_extra and "run" in timing.model_extra
+    ]
+
+
+def _earlier(row: Baseline) -> list[tuple[str, str, str, dict[str, Any]]]:
+    return [
+        (scene, method, run, block)
+        for run, scenes in ((row.model_extra or {}).get(EARLIER) or {}).items()
+        for scene, timings in scenes.items()
+        for method, block in timings.items()
+    ]
 
 
 def _runs_in_use(result: Result) -> set[str]:

@@ -20,6 +20,7 @@ from kbsub.eval.tables import (
     PRECISIONS,
     Table,
     against,
+    beside,
     best_ms,
     is_floor,
     ms,
@@ -59,7 +60,7 @@ def side_by_side(results: Sequence[Result], names: Sequence[str], precision: str
             value = best_ms(row.timing) if row is not None else None
             words = NOTHING
             if row is not None and value is not None and eager is not None and name != "eager" and not is_floor(name):
-                words = speedup_words(against(row.timing, eager.timing)[0])
+                words = speedup_words(against(row.timing, beside(eager, row.timing))[0])
             cells += [ms(value), words]
         if any(cell != NOTHING for cell in cells[1:]):
             table.rows.append(cells)

@@ -21,6 +21,7 @@ from kbsub.adapters.isolation import Status
 from kbsub.eval.files import write_text_atomic
 
 SCHEMA = 1
+EARLIER = "earlier"  # of a baseline: its timings in older runs that stored candidates were part of (bench_record)
 # What may differ between two runs in the same environment.
 _RUN_FACTS = ("date", "project_commit", "stand_ins")
 

@@ -13,8 +13,9 @@ from typing import Any
 
 from kbsub.adapters.isolation import Status
 from kbsub.eval.baselines import BASELINES
+from kbsub.eval.bench_plan import OFFICIAL
 from kbsub.eval.comparison import Comparison, Verdict, compare, unpaired
-from kbsub.eval.result import Baseline, Candidate, Result, Timing
+from kbsub.eval.result import EARLIER, Baseline, Candidate, Result, Timing
 from kbsub.eval.timing import UPSTREAM_METHODS
 
 NOTHING = "-"
@@ -97,6 +98,21 @@ def run_of(timing: Timing | None) -> str | None:
     return str((timing.model_extra or {}).get("run")) if timing and (timing.model_extra or {}).get("run") else None
 
 
+def beside(other: Baseline | Candidate, mine: Mapping[str, Timing] | None, scene: str = OFFICIAL) -> dict[str, Timing]:
+    """The timings of `other` in a scene to hold `mine` against: where it is stored, the one of the same run as mine.
+
+    A baseline that was timed again keeps the older samples that candidates were timed beside (bench_record).
+    """
+    shape = None if scene == OFFICIAL else (other.shapes or {}).get(scene)
+    found = dict((other.timing if scene == OFFICIAL else shape.timing if shape is not None else None) or {})
+    earlier = (other.model_extra or {}).get(EARLIER) or {}
+    for method, timing in (mine or {}).items():
+        block = earlier.get(run_of(timing), {}).get(scene, {}).get(method)
+        if block is not None:
+            found[method] = Timing.model_validate(block)
+    return found
+
+
 def paired(a: Timing | None, b: Timing | None) -> Comparison:
     """Two stored timings of one method compared round by round; UNSURE unless both come from the same run."""
     if a is None or b is None or not by_round(a) or not by_round(b):
@@ -155,7 +171,7 @@ def timing_table(result: Result, precision: str = "fp32", reference: str = "eage
         contract = row.contract if isinstance(row, Candidate) else "floor" if is_floor(name) else "baseline"
         words = NOTHING
         if base is not None and name != reference and not is_floor(name):
-            comparison, method = against(row.timing, base.timing)
+            comparison, method = against(row.timing, beside(base, row.timing))
             words = speedup_words(comparison) + (" (cuda_event)" if method == "cuda_event" else "")
             if comparison.reason == OTHER_RUN:
                 elsewhere.append(title_of(name))
@@ -260,24 +276,24 @@ def shapes_table(result: Result, candidates: Sequence[str], precisions: Iterable
         table.headers += [f"`{name}` ms", "times faster", "bit-equal"]
     for precision in precisions:
         rows = programs(result, precision)
-        eager = rows.get("eager")
-        for key in (eager.shapes or {}) if eager is not None else {}:
-            base = (eager.shapes or {})[key] if eager is not None else None
-            replay = replay_of(base.timing if base else None)
-            if base is None or replay is None:
+        eager = rows.get("eager", Baseline())
+        for key, base in (eager.shapes or {}).items():
+            replay = replay_of(base.timing)
+            if replay is None:
                 continue
             cells = [key.replace("x", " x "), precision, ms(replay.median_ms)]
             for name in candidates:
-                cells += _shape_cells(rows.get(name), key, replay)
+                cells += _shape_cells(rows.get(name), key, eager)
             table.rows.append(cells)
     if table.rows:
         table.notes = [
-            "Graph replay on both sides, same run; the ratio is the median over rounds of eager / candidate."
+            "Graph replay on both sides; the ratio is the median over rounds of eager / candidate, both of one run; "
+            "eager's ms is its newest run's."
         ]
     return table
 
 
-def _shape_cells(row: Baseline | Candidate | None, key: str, eager: Timing) -> list[str]:
+def _shape_cells(row: Baseline | Candidate | None, key: str, eager: Baseline | Candidate) -> list[str]:
     shape = (row.shapes or {}).get(key) if row is not None else None
     if shape is None:
         return [NOTHING, NOTHING, NOTHING]
@@ -286,7 +302,8 @@ def _shape_cells(row: Baseline | Candidate | None, key: str, eager: Timing) -> l
         return [str(shape.status or Status.NOT_RUN), NOTHING, NOTHING]
     identity = shape.bit_identity if isinstance(shape.bit_identity, Mapping) else {}
     equal = f"{identity['identical']}/{identity['total']}" if "total" in identity else NOTHING
-    return [ms(mine.median_ms), speedup_words(paired(mine, eager)), equal]
+    reference = replay_of(beside(eager, shape.timing, key))
+    return [ms(mine.median_ms), speedup_words(paired(mine, reference)), equal]
 
 
 def _verdict_words(comparison: Comparison, method: str) -> str:
@@ -310,7 +327,7 @@ def verdicts_table(result: Result, candidates: Sequence[str], precision: str = "
             if mine is None or name == other:
                 cells.append(NOTHING)
                 continue
-            comparison, method = against(mine.timing, rows[other].timing)
+            comparison, method = against(mine.timing, beside(rows[other], mine.timing))
             cells.append(_verdict_words(comparison, method))
         if any(cell != NOTHING for cell in cells):
             table.rows.append([title_of(other), *cells])

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from kbsub.eval import manifest, plots, report, report_tables, tables
-from kbsub.eval.result import Result, read_result, write_json_atomic
+from kbsub.eval.bench_record import keep_pairs
+from kbsub.eval.result import Result, Timing, read_result, write_json_atomic
 
 sys.path.insert(0, str(Path(__file__).parent))
 from stored_result import OTHER_RUN, content, replay, with_files
@@ -73,6 +74,26 @@ def test_numbers_of_another_run_are_not_compared(result):
         stale.candidates["exact"].timing["graph_replay"], stale.baselines["eager"].timing["graph_replay"]
     )
     assert (str(comparison.verdict), comparison.reason) == ("UNSURE", "not measured in the same run")
+
+
+def test_a_candidate_is_held_against_the_baseline_of_its_own_run(result):
+    """One candidate timed again, with eager: the others keep the eager that they were timed beside."""
+    before = {key: baseline.model_copy(deep=True) for key, baseline in result.baselines.items()}
+    for timings in (result.baselines["eager"].timing, result.baselines["eager"].shapes["8x32"].timing):
+        timings |= {m: Timing.model_validate(t) for m, t in replay(9.0, run=OTHER_RUN).items()}
+    result.candidates["near"].timing = {
+        m: Timing.model_validate(t) for m, t in replay(0.18, run=OTHER_RUN, seed=3).items()
+    }
+    assert column(tables.timing_table(result), "`exact`", "against eager") == "-"
+    assert tables.shapes_table(result, ["exact"]).rows[0][4] == "-"
+    keep_pairs(result, before)
+    assert column(tables.timing_table(result), "`exact`", "against eager") == "28.3x FASTER", "8.07 / (0.30 * 0.95)"
+    assert column(tables.timing_table(result), "`near`", "against eager") == "50.0x FASTER", "9.0 / 0.18"
+    assert tables.shapes_table(result, ["exact"]).rows[0][2:5] == ["8.999", "0.0500", "2.00x FASTER"]
+    for row in result.candidates.values():  # nobody is of the old run any more: nothing is kept for nobody
+        row.timing, row.shapes = None, None
+    keep_pairs(result, {key: baseline.model_copy(deep=True) for key, baseline in result.baselines.items()})
+    assert "earlier" not in result.baselines["eager"].model_extra
 
 
 def test_a_tie_is_never_printed_as_a_win():
