@@ -39,12 +39,14 @@ class Outdated:
         return f"{version}; {renewal}."
 
 
+def digest_of(path: Path) -> str | None:
+    """sha256 of a file as it is; None when there is none."""
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+
+
 def digest_now(folder: Path, stem: str) -> str | None:
     """sha256 of the candidate's file as it is in this checkout; None when there is none."""
-    for path in (folder / f"{stem}.py", folder / PEERS / f"{stem}.py"):
-        if path.is_file():
-            return hashlib.sha256(path.read_bytes()).hexdigest()
-    return None
+    return digest_of(folder / f"{stem}.py") or digest_of(folder / PEERS / f"{stem}.py")
 
 
 def outdated(

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kbsub.eval import freshness, manifest, plots, report_tables, schema, tables, token_tables
+from kbsub.eval.evidence_tables import evidence_table
 from kbsub.eval.files import write_text_atomic
 from kbsub.eval.result import Result, read_result
 from kbsub.eval.tables import Table
@@ -134,6 +135,12 @@ def _x100(result: Result, request: Request) -> Table:
     return token_tables.read_x100(token_tables.x100_path(path))
 
 
+def _evidence(result: Result, request: Request) -> Table:
+    path = request.result_path()
+    assert path is not None, "section() has read the result there"
+    return evidence_table(path.parent, request.root)
+
+
 def _plot(result: Result, request: Request) -> str:
     """The link, and a footnote for every program in the picture whose file is another one now."""
     name, precision, path = request.name.removeprefix("plot-"), request.precisions[0], request.result_path()
@@ -156,6 +163,7 @@ SECTIONS: Mapping[str, Callable[[Result, Request], Table | str]] = {
     "shapes": _shapes,
     "oracle": _oracle,
     "bandwidth": _bandwidth,
+    "evidence": _evidence,
     "rivals": _rivals,
     "x100": _x100,
     **{f"plot-{name}": _plot for name in plots.PLOTS},

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kbsub.eval.result import Candidate, Result
+from kbsub.eval.result import Candidate, Result, Stress
 from kbsub.eval.tables import NOTHING, Table, by_round, ms, percent, programs, title_of, typical_ms
 from kbsub.eval.timing import COLD_REPLAY
 
@@ -160,8 +160,11 @@ def checks_table(result: Result, precision: str = "fp32") -> Table:
         "contract",
         "bit-equal",
         "stress passed",
+        "nearer",
+        "apart",
         "failed",
         "refused",
+        "skipped",
         "nearer than eager",
         "guards",
     ]
@@ -170,7 +173,7 @@ def checks_table(result: Result, precision: str = "fp32") -> Table:
         if not isinstance(row, Candidate) or not (row.bit_identity or row.stress or row.oracle or row.guards):
             continue
         stress = row.stress
-        counts = [str(stress.passed), str(stress.failed), str(stress.refused)] if stress else [NOTHING] * 3
+        counts = stress_counts(stress)
         cases = [case for case in (row.oracle or {}).values() if isinstance(case, Mapping) and "nearer" in case]
         nearer = f"{sum(case['nearer'] == 'candidate' for case in cases)}/{len(cases)}" if cases else NOTHING
         guards = (
@@ -178,8 +181,21 @@ def checks_table(result: Result, precision: str = "fp32") -> Table:
         )
         table.rows.append([title_of(name), row.contract or "undeclared", identity_words(row), *counts, nearer, guards])
     if table.rows:
-        table.notes = [f"{environment_words(result)}. Stress: {UNIFORM_WORDS}; never part of the official verdict."]
+        table.notes = [
+            f"{environment_words(result)}. Stress: {UNIFORM_WORDS}; never part of the official verdict. Nearer: away "
+            "from eager, and nearer to float64 than it; apart: beyond what fp32 can hold, not judged; refused: a clear "
+            "ValueError; skipped: not of this precision."
+        ]
     return table
+
+
+def stress_counts(stress: Stress | None) -> list[str]:
+    """Cases by how they ended, in the order of the checks table's columns; an older result may lack a kind."""
+    if stress is None:
+        return [NOTHING] * 6
+    more = stress.model_extra or {}
+    counts = (stress.passed, more.get("nearer_than_reference"), more.get("apart"))
+    return [NOTHING if n is None else str(n) for n in (*counts, stress.failed, stress.refused, stress.skipped)]
 
 
 def oracle_table(result: Result, candidates: Sequence[str] = (), precision: str = "fp32") -> Table:

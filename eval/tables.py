@@ -26,19 +26,20 @@ PRECISIONS = ("fp32", "fp16", "bf16")
 
 @dataclass
 class Table:
-    """Cells are ready-made text; `notes` are sentences below the table."""
+    """Cells are ready-made text; `notes` are sentences below the table; `prose`: the cells are sentences, too."""
 
     title: str
     headers: list[str]
     rows: list[list[str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    prose: bool = False
 
     def markdown(self) -> str:
-        """A GitHub table: the first column to the left, the others to the right; the notes below."""
+        """A GitHub table: the first column to the left, the others to the right (prose: left); the notes below."""
         if not self.rows:
             return f"_{self.title}: no such results are committed yet._"
         lines = ["| " + " | ".join(self.headers) + " |"]
-        lines.append("|---|" + "---:|" * (len(self.headers) - 1))
+        lines.append("|---|" + ("---|" if self.prose else "---:|") * (len(self.headers) - 1))
         lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in self.rows]
         if self.notes:
             lines += ["", *self.notes]
