@@ -197,11 +197,10 @@ def paint_time(figure: Any, data: Data) -> None:
 def paint_error(figure: Any, data: Data) -> None:
     """One labelled point a program, both axes logarithmic: down and to the left is better."""
     axes = _axes(figure, data)
-    for index, point in enumerate(sorted(data["points"], key=lambda p: (p["error"], p["ms"]))):
+    points = sorted(data["points"], key=lambda p: (p["ms"], p["error"]))
+    for point in points:
         colour, _, marker = KINDS[point["kind"]]
         axes.plot(point["ms"], point["error"], marker, color=colour, markeredgecolor=INK, markersize=9)
-        above = 5 if index % 2 else -11  # neighbours of one error would write over each other
-        axes.annotate(point["name"], (point["ms"], point["error"]), (7, above), **_OFFSET, fontsize=8)
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.margins(x=0.25, y=0.15)
@@ -212,7 +211,36 @@ def paint_error(figure: Any, data: Data) -> None:
     axes.set_ylabel("worst max abs error against float64, log scale")
     if data["left_out"]:  # no place on a logarithmic axis
         axes.annotate("not shown: " + ", ".join(data["left_out"]), (0, -0.16), xycoords="axes fraction", fontsize=8)
-    _legend(axes, {point["kind"] for point in data["points"]}, bars=False)
+    _legend(axes, {point["kind"] for point in points}, bars=False)
+    figure.draw_without_rendering()  # only now it is known where on the page a point lies
+    to_page = 72 / figure.dpi
+    places = [axes.transData.transform((p["ms"], p["error"])) * to_page for p in points]
+    for point, line in zip(points, label_lines([tuple(at) for at in places], [p["name"] for p in points]), strict=True):
+        leader = {"arrowprops": {"arrowstyle": "-", "color": INK, "linewidth": 0.5, "relpos": (0, 0.5)}} if line else {}
+        offset = (8, -11 - LINE_PT * line)
+        axes.annotate(point["name"], (point["ms"], point["error"]), offset, **_OFFSET, **leader, fontsize=8, zorder=1.5)
+
+
+LINE_PT, LETTER_PT = 13, 4.2  # what a line and a letter of a label take, in points
+
+
+def label_lines(places: Sequence[tuple[float, float]], names: Sequence[str]) -> list[int]:
+    """For each label the line below its point (0: the first) on which it writes over no other label.
+
+    places: of the points on the page, in points. Those to the right go first: a leader then runs past the start of the
+    labels to its right, through none.
+    """
+    taken: list[tuple[float, float, float]] = []  # left, right, height of each label
+    lines = [0] * len(names)
+    for index in sorted(range(len(names)), key=lambda i: -places[i][0]):
+        left, height = places[index]
+        right = left + LETTER_PT * len(names[index]) + 12
+        while any(
+            left < r and le < right and abs(height - LINE_PT * lines[index] - h) < LINE_PT - 1e-6 for le, r, h in taken
+        ):
+            lines[index] += 1
+        taken.append((left, right, height - LINE_PT * lines[index]))
+    return lines
 
 
 def paint_bandwidth(figure: Any, data: Data) -> None:

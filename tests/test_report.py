@@ -225,6 +225,13 @@ def test_pictures_are_pictures_and_know_their_data(project):
         )
 
 
+def test_labels_of_neighbouring_points_do_not_write_over_each_other():
+    row = [(10.0, 50.0), (12.0, 50.0), (14.0, 52.0), (300.0, 50.0)]  # three points that nearly touch, one far away
+    lines = plots.label_lines(row, ["a" * 20, "b" * 20, "c" * 20, "d"])
+    assert sorted(lines[:3]) == [0, 1, 2] and lines[3] == 0
+    assert plots.label_lines([(0.0, 0.0), (0.0, 100.0)], ["low", "high"]) == [0, 0]
+
+
 def test_every_kind_differs_by_more_than_its_colour():
     looks = [(hatch, marker) for _, hatch, marker in plots.KINDS.values()]
     markers = [marker for _, marker in looks]
