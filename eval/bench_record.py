@@ -50,9 +50,12 @@ def store(path: Path, record: Record, task: Task) -> Result | None:
 
 
 def _floors(record: Record) -> Floors:
-    """The floors of the task's own shape at fp32; other scenes keep theirs in bench.runs."""
-    floors: dict[str, Any] = dict(record.floors)
+    """The floors of the task's own shape at fp32; other scenes keep theirs in bench.runs.
+
+    Nothing from a run without that shape: copy, chain and bytes of the file are of one run.
+    """
     official = record.scenes.get(f"{OFFICIAL}@fp32")
+    floors: dict[str, Any] = dict(record.floors) if official is not None else {}
     if official is not None and "copy_gb_s" in floors:
         floors["bytes"] = official["bytes"]
         floors["memory_ms"] = memory_floor_ms(official["bytes"], floors["copy_gb_s"])

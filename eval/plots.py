@@ -18,7 +18,17 @@ from typing import Any
 from kbsub.eval.files import replace_atomic
 from kbsub.eval.report_tables import gb_s, official_ms, worst_error
 from kbsub.eval.result import Candidate, Result
-from kbsub.eval.tables import PRECISIONS, best_ms, floor_ms, is_floor, programs, replay_of, title_of, typical_ms
+from kbsub.eval.tables import (
+    PRECISIONS,
+    bench_floors,
+    best_ms,
+    floor_ms,
+    is_floor,
+    programs,
+    replay_of,
+    title_of,
+    typical_ms,
+)
 from kbsub.eval.token_tables import COPY, copies, moved, shape_ms
 
 # Okabe-Ito; a kind of program has a colour and, beside it, a hatch and a marker.
@@ -59,8 +69,9 @@ def time_data(result: Result, precision: str = "fp32") -> Data:
     bars.sort(key=lambda bar: -bar["ms"])
     floors = {"every byte once": floor_ms(result, precision)}
     if precision == "fp32":
-        floors["input read twice"] = (result.floors.model_extra or {}).get("memory_two_reads_ms")
-        floors["chain of the reference order"] = result.floors.chain_ms
+        measured = bench_floors(result, precision)
+        floors["input read twice"] = (measured.model_extra or {}).get("memory_two_reads_ms")
+        floors["chain of the reference order"] = measured.chain_ms
     where = f"{result.environment.gpu}, torch {result.environment.torch}, {precision}"
     return {
         "bars": bars,

@@ -6,6 +6,7 @@ import hashlib
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +14,7 @@ from kbsub.adapters.isolation import Outcome, Status
 from kbsub.adapters.task import load_local_task
 from kbsub.eval.bench import run_bench
 from kbsub.eval.bench_plan import CandidateFile, Plan, SceneSpec
-from kbsub.eval.bench_record import store
+from kbsub.eval.bench_record import _floors, store
 from kbsub.eval.machine import CpuMachine
 from kbsub.eval.result import read_result
 from kbsub.eval.timing import TimingProtocol
@@ -227,7 +228,6 @@ class StandInGpu(CpuMachine):
 @pytest.mark.kernelbench
 def test_the_child_calls_upstreams_methods_for_candidates_and_baselines_alike(kernelbench, reference, monkeypatch):
     import contextlib
-    from types import SimpleNamespace
 
     import torch
 
@@ -333,3 +333,13 @@ def test_interrupted_bench_keeps_what_was_finished(reference, tmp_path):
     timing = read_result(out).candidates["slow"].timing
     assert timing is not None and len(timing["cpu_rehearsal"].samples_ms) == 35
     assert not [path for path in tmp_path.glob(".*") if path.is_file()], "a draft was left behind"
+
+
+def test_a_run_without_the_official_shape_leaves_the_files_floors():
+    """Copy, chain and bytes of a file are of one run: another run's copy beside them would be of another day."""
+    record = SimpleNamespace(floors={"copy_gb_s": 4000.0, "chain_ms": 0.15}, scenes={"8x32@fp32": {"bytes": 8}})
+    assert _floors(record).model_dump() == {}
+    record.scenes["official@fp32"] = {"bytes": 4_000_000, "input_bytes": 2_000_000}
+    found = _floors(record)
+    assert (found.copy_gb_s, found.chain_ms, found.memory_ms) == (4000.0, 0.15, 0.001)
+    assert found.memory_two_reads_ms == 0.0015

@@ -114,6 +114,24 @@ def test_floors_table_gives_percent_of_each(result):
     assert row(table, "`exact`")[3:] == ["48%", "70%", "49%", "97%"]
 
 
+def test_floors_are_those_of_the_run_that_timed_the_official_shape():
+    """A later run of other shapes, or a later verdict, measures its own copy: the three numbers are of one run."""
+    data = content()
+    official = {"bytes": 600, "input_bytes": 300, "memory_floor_ms": 0.14}
+    other = {"bytes": 60, "input_bytes": 30, "memory_floor_ms": 0.02}
+    runs = {
+        "1": {"scenes": {"official@fp32": {**official, "memory_floor_ms": 0.5}}, "floors": {"copy_gb_s": 1.0}},
+        "2": {"scenes": {"official@fp32": official}, "floors": {"copy_gb_s": 4000.0, "chain_ms": 0.15}},
+        "3": {"scenes": {"8x32@fp32": other}, "floors": {"copy_gb_s": 3000.0, "chain_ms": 0.16}},
+    }
+    result = Result.model_validate({**data, "bench": {"runs": runs}})
+    words = "copy 4000 GB/s, every byte once 0.140 ms, input read twice 0.210 ms, chain of the reference order 0.150 ms"
+    assert any(note.endswith(f"{words}.") for note in tables.timing_notes(result, "fp32"))
+    table = tables.floors_table(result, ["exact"])
+    assert row(table, "the floor itself")[3:] == ["0.140 ms", "0.210 ms", "0.150 ms", "0.290 ms"]
+    assert plots.time_data(result)["floors"]["chain of the reference order"] == 0.15
+
+
 def test_shapes_table_has_eager_ours_and_ratio(result):
     table = tables.shapes_table(result, ["exact"])
     assert table.rows[0][:2] == ["8 x 32", "fp32"]
