@@ -15,9 +15,10 @@ from kbsub.eval.host_executor import H200_LIMITS, SMALL_LIMITS, HostExecutor, ad
 
 sys.path.insert(0, str(Path(__file__).parent))
 import measure_sanitizer as ms
+import sanitizer_cases as sc
 
 torch.set_num_threads(1)
-FILES = ms.candidates()
+FILES = sc.candidates()
 PARTS = [(name, precision) for name, file in FILES.items() for precision in file.precisions]
 MOST = 150_000  # elements of a case that is computed here; the larger ones are only launched
 
@@ -34,10 +35,10 @@ def exercised(name: str, precision: str, limits: Any, executor: HostExecutor, mo
     space: dict[str, Any] = {"__name__": "candidate"}
     exec(compile(FILES[name].source, name, "exec"), space)
     adopt(space, limits, executor)
-    base, reserve = ms.cases(name.split("/")[0], limits.multiprocessors)
+    base, reserve = sc.cases(name.split("/")[0], limits.multiprocessors)
     small = [case for case in base if case.rows * case.width <= most]
     table = (small, [case for case in (*base, *reserve) if case not in small])
-    return ms.exercise(FILES[name], precision, space, "cpu", table)
+    return sc.exercise(FILES[name], precision, space, "cpu", table)
 
 
 @pytest.mark.parametrize(("name", "precision"), PARTS)
@@ -53,19 +54,19 @@ def test_the_shapes_reach_every_kernel_and_the_results_are_right(name: str, prec
 def test_they_reach_every_kernel_on_the_device_itself(
     name: str, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(ms.TOLERANCE, precision, float("inf"))  # nothing is computed
-    monkeypatch.setitem(ms.TOLERANCE, "half sums", float("inf"))
+    monkeypatch.setitem(sc.TOLERANCE, precision, float("inf"))  # nothing is computed
+    monkeypatch.setitem(sc.TOLERANCE, "half sums", float("inf"))
     row = exercised(name, precision, H200_LIMITS, Unexecuted(), 10**9)
     assert row["failed"] is None, row
 
 
 def test_every_file_and_precision_is_in_one_group() -> None:
-    assert {name.split("/")[0] for name in FILES} == set(ms.FOLDERS)
-    for folder in ms.FOLDERS:
-        sources = {f"{folder}/{path.stem}" for path in (ms.SUBMISSIONS / folder).glob("*.py")
+    assert {name.split("/")[0] for name in FILES} == set(sc.FOLDERS)
+    for folder in sc.FOLDERS:
+        sources = {f"{folder}/{path.stem}" for path in (sc.SUBMISSIONS / folder).glob("*.py")
                    if "CUDA_SOURCE =" in path.read_text("utf-8")}  # fmt: skip
         assert sources == {name for name in FILES if name.startswith(f"{folder}/")}
-    assert sorted(part for group in ms.groups(FILES) for part in group) == sorted(PARTS)
+    assert sorted(part for group in sc.groups(FILES) for part in group) == sorted(PARTS)
 
 
 def test_a_kernel_that_is_not_reached_and_a_wrong_result_fail() -> None:
@@ -74,9 +75,9 @@ def test_a_kernel_that_is_not_reached_and_a_wrong_result_fail() -> None:
     space: dict[str, Any] = {"__name__": "candidate"}
     exec(compile(file.source, name, "exec"), space)
     adopt(space, SMALL_LIMITS, HostExecutor(workers=1))
-    assert "another" in ms.exercise(file, "fp32", space, "cpu", ([ms.Case(2, 8)], []))["failed"]
+    assert "another" in sc.exercise(file, "fp32", space, "cpu", ([sc.Case(2, 8)], []))["failed"]
     adopt(space, SMALL_LIMITS, Unexecuted())
-    assert "off by inf" in ms.exercise(FILES[name], "fp32", space, "cpu", ([ms.Case(2, 8)], []))["failed"]
+    assert "off by inf" in sc.exercise(FILES[name], "fp32", space, "cpu", ([sc.Case(2, 8)], []))["failed"]
 
 
 MEMCHECK = """\
