@@ -1,4 +1,4 @@
-"""What measure_sanitizer.py runs: which kernels there are, the shapes that reach them, and one candidate over its shapes.
+"""What measure_sanitizer.py runs: the kernels there are, shapes that reach them, and one candidate over its shapes.
 
 Knows no sanitizer: the same code runs on the CPU through the host executor, where a test says that the shapes reach
 every kernel.
