@@ -1,10 +1,10 @@
 """LayerNorm nearest to real arithmetic, at memory speed: any order, float64 where a rounding would show.
 
 Contract: tolerance. On every input whose float64 result is finite (|x| up to FLT_MAX / 4) the error is at most
-5 * 2^-24 * (|gamma * z| + |beta|) + 2^-149 an element against a float64 oracle, for fp32; fp16 and bf16 are that
-result rounded once more. It disagrees with eager where eager is wrong (rows far from zero): declared in
-candidates.toml. Any shape and affine setting of nn.LayerNorm over the trailing dimensions, zero rows and odd widths
-included; what is not contiguous is copied first.
+5 * 2^-24 * (|gamma * z| + |beta|) + 2^-149 an element against a float64 oracle, for fp32 (the last term
+|gamma| times where that is more: z may be subnormal); fp16 and bf16 are that result rounded once more. It disagrees
+with eager where eager is wrong (rows far from zero): declared in candidates.toml. Any shape and affine setting of
+nn.LayerNorm over the trailing dimensions, zero rows and odd widths included; what is not contiguous is copied first.
 
 What changes from reference_order_pipelined.py: no order is kept. Sums are float64; M2 is taken about the mean of what
 a thread holds and merged by count, so that no outlier ruins a shift and no partial overflows; the mean goes to the
@@ -15,7 +15,8 @@ the device:
   launch: every block owns the same columns of all rows. Its sums are of x and of (x - p)^2, p the row's first
   element, both in float64: since p is one of the n elements, (p - mean)^2 <= M2, so that taking n (p - mean)^2 off
   again costs a relative error of at most about n 2^-52 of M2 (1e-9 here), whatever the outliers. The mean cannot be
-  had from x - p: an outlier p would be added n times, and the elements near the mean would lose their last bits;
+  had from x - p: an outlier p would be added n times, and the elements near the mean would lose their last bits. Nor
+  can mean - p be had from the rounded mean: in a row that is constant but for p it is n times the spread;
 - all other rows are read twice, the second time backwards, beginning with what L2 still holds, as vec4 or as elements.
 float64 costs one conversion and one to three operations an element, which hide under the loads on H100/H200-class
 chips; where float64 is slow, the walk that asks three is not taken (docs/kernel-notes.md).
@@ -439,7 +440,8 @@ rows_once(const Packed* __restrict__ x, const Packed* __restrict__ gamma, const 
         }
         const double near = all.total * per;
         const double mean = __fma_rn(__fma_rn(-near, n, all.total), per, near);  // as if divided
-        const double off = mean - pivot, variance = __fma_rn(-off, off, all.squared * per);
+        // Not mean - pivot: the mean's rounding, times n, shows beside a variance that is all the pivot's.
+        const double off = __fma_rn(-n, pivot, all.total) * per, variance = __fma_rn(-off, off, all.squared * per);
         const RowFacts facts = row_facts(mean, variance < 0. ? 0. : variance, eps);  // a NaN stays
         if (row == 0) copies_wait<0>();  // beta
 #pragma unroll
