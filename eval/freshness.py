@@ -72,21 +72,23 @@ def outdated(
 
 
 def mark(table: Table, stale: Sequence[Outdated], folder: str, options: str) -> Table:
-    """The table with a dagger at each outdated candidate it shows, as a row or a column, and a footnote for each."""
+    """The table with a dagger at each outdated candidate it shows (row, column or note), and a footnote for each."""
     versions: dict[str, list[Outdated]] = {}
     for each in stale:
         versions.setdefault(each.stem, []).append(each)
     shown: dict[Outdated, None] = {}
 
+    def dagger(name: re.Match[str]) -> str:
+        shown.update(dict.fromkeys(versions.get(name[1], [])))
+        return name[0] + (MARK if name[1] in versions else "")
+
     def marked(cell: str) -> str:
-        name = NAME.match(cell)
-        if name is None or name[1] not in versions:
-            return cell
-        shown.update(dict.fromkeys(versions[name[1]]))
-        return f"{name[0]}{MARK}{cell[name.end() :]}"
+        return NAME.sub(dagger, cell, count=1) if NAME.match(cell) else cell
 
     table.headers = [marked(header) for header in table.headers]
     table.rows = [[marked(row[0]), *row[1:]] for row in table.rows]
+    if table.rows:  # a comparison names the one that it is about, and who is left out, only there
+        table.notes = [NAME.sub(dagger, note) for note in table.notes]
     table.notes = [*table.notes, *footnotes(shown, folder, options)]
     return table
 

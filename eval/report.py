@@ -65,11 +65,8 @@ class Request:
         return next((path for folder in folders if (path := folder / f"{self.task}.json").is_file()), None)
 
 
-ALL_PRECISIONS = {
-    "shapes",
-    "bandwidth",
-    "rivals",
-}  # sections whose rows are of every precision unless the marker says which
+# Sections that show every precision unless the marker says which.
+ALL_PRECISIONS = {"shapes", "bandwidth", "rivals", "plot-bandwidth"}
 
 
 def _precisions(request: Request) -> list[str]:

@@ -13,7 +13,7 @@ from kbsub.eval import plots, report, token_tables
 from kbsub.eval.result import Result, ResultError, read_result, write_json_atomic
 
 sys.path.insert(0, str(Path(__file__).parent))
-from stored_result import candidate, content, cuda_event, replay
+from stored_result import candidate, content, cuda_event, replay, with_files
 from test_report import column, row
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -134,6 +134,33 @@ def test_the_sections_reach_the_papers(tmp_path: Path, stored: dict[str, Any]) -
     for words in ("SLOWER 0.880", "| `half` | 0.0000 |", "(80%)", "(results/h200/tokens_bandwidth.png)"):
         assert words in text, words
     assert report.out_of_date(tmp_path) == []
+
+
+# section -> what it says of `mine` once the file of `mine` has changed; all of `mine` is fp16
+MARKED = [
+    ("bandwidth", "| `mine`† | fp16 |"),
+    ("rivals candidates=mine", "How many times faster `mine`† is"),
+    ("rivals candidates=rival only=exceptions", "| `mine`† |"),
+    ("rivals candidates=ctl only=exceptions", "| `mine`† |"),
+    ("plot-bandwidth", "_bandwidth.png)\n\n† `mine` was"),
+]
+
+
+@pytest.mark.parametrize(("section", "words"), MARKED)
+def test_a_program_of_another_version_is_marked(
+    tmp_path: Path, stored: dict[str, Any], section: str, words: str
+) -> None:
+    (tmp_path / "results" / "h200").mkdir(parents=True)
+    files = tmp_path / "submissions" / "tokens"
+    with_files(stored, files)
+    write_json_atomic(tmp_path / "results" / "h200" / "tokens.json", stored)
+    (tmp_path / "README.md").write_text(f"<!-- report:{section} task=tokens -->\n<!-- /report -->\n")
+    assert "†" not in report.remade(tmp_path / "README.md", tmp_path)
+    (files / "mine.py").write_text("# mine, mended\n")
+    text = report.remade(tmp_path / "README.md", tmp_path)
+    assert words in text, text
+    assert text.count("† `mine` was measured on an earlier version") == 1
+    assert "--precision fp16" in text.partition("† `mine` was")[2]
 
 
 # ---- what is committed ----
