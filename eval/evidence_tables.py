@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kbsub.eval.freshness import MARK, SHOWN, digest_of
+from kbsub.eval.result import ResultError
 from kbsub.eval.tables import Table
 
 Record = Mapping[str, Any]
@@ -20,13 +21,20 @@ Cells = tuple[str, str, Stale, str]  # what was asked, what came out, stale file
 
 
 def evidence_table(folder: Path, root: Path) -> Table:
-    """One row a record of `folder`; files named by a record that are not as measured are marked, with a footnote."""
+    """One row a record of `folder`; files named by a record that are not as measured are marked, with a footnote.
+
+    ResultError for a record that is broken.
+    """
     table = Table("other evidence", ["record", "question", "outcome"], prose=True)
     for name, cells in ROWS.items():
         path = folder / f"{name}.json"
         if not path.is_file():
             continue
-        question, outcome, stale, command = cells(json.loads(path.read_text("utf-8")), root)
+        try:
+            question, outcome, stale, command = cells(json.loads(path.read_text("utf-8")), root)
+        except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError) as problem:
+            words = f"is no record of this kind ({type(problem).__name__}: {problem}); measure it again, or remove it"
+            raise ResultError(f"{path}: {words}") from problem
         label = f"`{path.relative_to(root).as_posix()}`"
         table.rows.append([label + (MARK if stale else ""), question, outcome])
         if stale:

@@ -12,7 +12,7 @@ import pytest
 
 from kbsub.eval.evidence_tables import evidence_table
 from kbsub.eval.report import remade
-from kbsub.eval.result import write_json_atomic
+from kbsub.eval.result import ResultError, write_json_atomic
 
 sys.path.insert(0, str(Path(__file__).parent))
 from stored_result import content, with_files
@@ -132,6 +132,14 @@ def test_a_record_of_another_version_is_marked(root: Path, file: str, marked: li
 def test_a_record_that_is_not_there_has_no_row(root: Path) -> None:
     (root / "results/h200/batch.json").unlink()
     assert "batch.json" not in outcomes(root)
+
+
+@pytest.mark.parametrize("name", sorted(records()))
+@pytest.mark.parametrize("text", ["", "{}", "null", "[]", '{"runs": {"memcheck": {}}, "files": {}}'])
+def test_a_broken_record_is_named(root: Path, name: str, text: str) -> None:
+    (root / f"results/h200/{name}.json").write_text(text)
+    with pytest.raises(ResultError, match=rf"{name}\.json: is no record of this kind"):
+        evidence_table(root / "results" / "h200", root)
 
 
 def test_a_marker_makes_it(root: Path) -> None:
