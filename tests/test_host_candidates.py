@@ -99,7 +99,7 @@ HARD = {
     "subnormal": lambda x: x * 1e-39,
     "near-constant": lambda x: 8e37 * (1 + x * 1e-7),
     "constant": lambda x: torch.full_like(x, 1e4),
-    "constant but the first": lambda x: torch.full_like(x, 2.0**120).index_fill(1, torch.tensor([0]), 2.0**120 + 2.0**97),
+    "constant but the first": lambda x: torch.full_like(x, 2.0**120).index_fill(1, torch.tensor([0]), 2.0**120 + 2**97),
     "alternating": lambda x: x.sign() * 1e18,
 }
 
