@@ -281,9 +281,11 @@ def measure(options: argparse.Namespace, program: str) -> int:
         "runs": runs,
     }
 
-    def write() -> int:
+    def write(*, ended: bool = False) -> int:
         with lock:
             content["verdict"], code = verdict_of(runs, planted, required)
+            if code == 0 and not ended:  # what stands there when the run is killed is no certificate
+                content["verdict"], code = f"not certified: stopped before the end; {content['verdict']} so far", 3
             write_json_atomic(out, without_paths(content))
         return code
 
@@ -346,7 +348,7 @@ def measure(options: argparse.Namespace, program: str) -> int:
             wait(pending, timeout=1)
         for job in waiting:
             job.result()
-    code = write()
+    code = write(ended=True)
     count = sum(len(precisions) for table in runs.values() for precisions in table.values())
     print(f"{count} rows. {content['verdict']}. Written to {out}")
     return code
@@ -378,7 +380,8 @@ def main() -> int:
     program = sanitizer_path(options.sanitizer)
     if program is None:
         words = "not certified: compute-sanitizer was not found (CUDA toolkit; --sanitizer PROGRAM)"
-        write_json_atomic(options.out.resolve(), {"schema": 1, "verdict": words, "runs": {}})
+        if not options.out.exists():  # an earlier run's evidence stays
+            write_json_atomic(options.out.resolve(), {"schema": 1, "verdict": words, "runs": {}})
         print(words)
         return 3
     return measure(options, program)

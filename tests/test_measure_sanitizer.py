@@ -181,6 +181,28 @@ def test_a_clean_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         assert sorted((name.removesuffix(".py"), p) for name, row in rows.items() for p in row) == sorted(PARTS)
 
 
+def test_a_run_that_is_stopped_certifies_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = []
+
+    def answer(tool: str, parts: list[str] | None) -> Any:
+        if (tmp_path / "result.json").exists():  # what a kill at this moment would leave
+            found.append(json.loads((tmp_path / "result.json").read_text())["verdict"])
+        return planted(tool, parts)
+
+    code, result = pretended(monkeypatch, tmp_path, answer, "--workers", "1")
+    assert (code, result["verdict"]) == (0, "clean")
+    assert "clean" not in found and "not certified: stopped before the end; clean so far" in found
+
+
+def test_without_a_sanitizer_earlier_evidence_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    out = tmp_path / "result.json"
+    monkeypatch.setattr(ms, "sanitizer_path", lambda given: None)
+    monkeypatch.setattr(sys, "argv", ["measure_sanitizer.py", "--out", str(out)])
+    assert ms.main() == 3 and "was not found" in json.loads(out.read_text())["verdict"]
+    out.write_text("evidence")
+    assert ms.main() == 3 and out.read_text() == "evidence"
+
+
 def test_what_finds_nothing_planted_certifies_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     refused = lambda tool, parts: (ms.Said(None, 0, ["Error: Device not supported"]) if parts is None else None, ())
     code, result = pretended(monkeypatch, tmp_path, refused)
