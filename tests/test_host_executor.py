@@ -604,3 +604,13 @@ extern "C" __global__ void three(int* y) {}
     assert kernel_names(source, ()) == ["one", "three"]
     assert kernel_names(source, ("-DKIND=0",)) == ["one", "three"]
     assert kernel_names(source, ("--std=c++17", "-DKIND=2")) == ["two", "three"]
+
+
+def test_kernel_names_count_what_they_cannot_decide() -> None:
+    kernel = 'extern "C" __global__ void {}(int* y) {{}}'.format
+    chain = ["#if KIND == 0", kernel("a"), "#elif KIND == 1", kernel("b"), "#else", kernel("c"), "#endif", kernel("d")]
+    assert kernel_names("\n".join(chain), ("-DKIND=1",)) == ["b", "c", "d"]
+    hidden = ["#define KIND 1", "#if KIND == 0", "#define OTHER 0", "#endif", "#if OTHER == 0", kernel("a"), "#endif"]
+    assert kernel_names("\n".join([*hidden, "#if OTHER == 1", kernel("b"), "#endif"]), ()) == ["a", "b"]
+    with pytest.raises(HostBuildError, match="#endif"):
+        build("\n".join(["#else", "#endif", kernel("a")]))

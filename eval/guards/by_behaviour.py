@@ -40,7 +40,7 @@ def _poisoned_allocations() -> Iterator[None]:
 
 
 def _poison_freed_blocks(like: torch.Tensor, poison: float = float("nan")) -> None:
-    """Leave NaN in the allocator's freed blocks of this size; they are what a fresh output is made of."""
+    """Leave `poison` in the allocator's freed blocks of this size; they are what a fresh output is made of."""
     blocks = [torch.full_like(like, poison) for _ in range(POISON_BLOCKS)]
     del blocks
 

@@ -207,13 +207,16 @@ def _under(source: str, options: Sequence[str]) -> str:
     decided: list[bool | None] = []  # per open #if: whether its lines are there; None where nobody says
     for line in source.splitlines():
         if default := re.match(r"\s*#\s*define\s+(\w+)\s+(\d+)\b", line):
-            values.setdefault(default[1], default[2])
+            if False not in decided:
+                values.setdefault(default[1], default[2])
         elif re.match(r"\s*#\s*if", line):
             equal = re.match(r"\s*#\s*if\s+(\w+)\s*==\s*(\d+)\s*(?://.*)?$", line)
             decided.append(values[equal[1]] == equal[2] if equal and equal[1] in values else None)
-        elif re.match(r"\s*#\s*else\b", line) and decided[-1] is not None:
-            decided[-1] = not decided[-1]
-        elif re.match(r"\s*#\s*endif\b", line):
+        elif decided and re.match(r"\s*#\s*elif", line):
+            decided[-1] = None
+        elif decided and re.match(r"\s*#\s*else\b", line):
+            decided[-1] = None if decided[-1] is None else not decided[-1]
+        elif decided and re.match(r"\s*#\s*endif\b", line):  # one too many is the compiler's to name
             decided.pop()
         if False not in decided:
             kept.append(line)
