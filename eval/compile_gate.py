@@ -202,9 +202,7 @@ def unasked_fusion(source: str, options: tuple[str, ...], arch: str, ptx: str) -
     made = len(_FUSED.findall(ptx))
     found = [f"PTX has {made} fused multiply-adds, the source asks for {written}"] if made != written else []
     if _LOOSE_PRODUCT.search(ptx) and _LOOSE_SUM.search(ptx):
-        found.append(
-            "PTX has products and sums without rounding mode: ptxas may fuse them; write __fmul_rn, __fadd_rn"
-        )
+        found.append("PTX has products and sums without rounding mode: ptxas may fuse them; write __fmul_rn, __fadd_rn")
     return found
 
 

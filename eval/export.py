@@ -91,9 +91,7 @@ def _resolve(name: str, folder: Path) -> Path:
     raise ExportError(f"{name}: neither a .py file nor a candidate of {folder.name} (there: {known})")
 
 
-def best_of(
-    entries: Sequence[Entry], results: Mapping[str, Mapping[str, Any]], precision: str = "fp32"
-) -> Best | None:
+def best_of(entries: Sequence[Entry], results: Mapping[str, Mapping[str, Any]], precision: str = "fp32") -> Best | None:
     """The fastest candidate by upstream's cuda_event mean among those officially correct, or None if none was measured.
 
     `results`: name of a result file -> its content. A row counts only when it was measured on the same source text.
