@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import os
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -556,6 +557,34 @@ def test_no_two_threads_of_the_caller_disturb_a_launch() -> None:
             outs.append(host.empty(12 * 16, dtype=torch.int32))
         list(pool.map(lambda out: host.launch("indices", (2, 3, 2), (4, 2, 2), out), outs))
     assert all(out.tolist() == [1000 * b + t for b in range(12) for t in range(16)] for out in outs)
+
+
+@pytest.mark.parametrize("same_thread", [False, True])
+def test_no_tensor_goes_while_its_surroundings_are_read(monkeypatch: pytest.MonkeyPatch, same_thread: bool) -> None:
+    """Another thread's launch, or the garbage collector, may drop one in the middle: that read unmapped memory."""
+    module = importlib.import_module("kbsub.eval.host_executor.memory")
+    memory, unmapped, early, threads = GuardedMemory(), [], [], []
+    tensors = [memory.empty((6,), torch.float32) for _ in range(3)]
+    unmap, fill = module._Region.unmap, module._fill_poison
+
+    def filled(*arguments: Any) -> None:
+        if same_thread:
+            tensors.clear()
+        elif not threads:
+            threads.append(threading.Thread(target=tensors.clear))
+            threads[0].start()
+            threads[0].join(0.3)
+        early.extend(unmapped)
+        fill(*arguments)
+
+    monkeypatch.setattr(module._Region, "unmap", lambda region: unmapped.append(region))
+    monkeypatch.setattr(module, "_fill_poison", filled)
+    assert memory.overwritten() is None and early == []
+    for thread in threads:
+        thread.join()
+    assert len(unmapped) == 3
+    for region in unmapped:
+        unmap(region)
 
 
 def test_machine_without_a_compiler_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

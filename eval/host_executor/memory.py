@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 import ctypes
 import mmap
+import threading
 import weakref
 from typing import Any
 
@@ -51,6 +52,9 @@ class _Region:
         after = self.data + self.nbytes
         return _bytes_at(self.body, self.data - self.body), _bytes_at(after, self.end - after)
 
+    def unmap(self) -> None:
+        _libc.munmap(self.start, self.length)
+
 
 def _bytes_at(address: int, count: int) -> np.ndarray[Any, Any]:
     if count == 0:
@@ -67,9 +71,15 @@ def _fill_poison(target: np.ndarray[Any, Any], address: int) -> None:
 
 
 class GuardedMemory:
-    """Owner of guarded tensors; knows which addresses are theirs. A region lives as long as its tensor's storage."""
+    """Owner of guarded tensors; knows which addresses are theirs. A region lives as long as its tensor's storage.
+
+    Threads may share it: no region goes while the slack of all is read.
+    """
 
     def __init__(self) -> None:
+        self._lock = threading.RLock()  # a finalizer may run anywhere, within a section that holds it, too
+        self._reading = False
+        self._late: list[_Region] = []  # forgotten by the thread that is reading
         self._regions: dict[int, _Region] = {}
         self._starts: list[int] = []
         self._made = 0
@@ -87,8 +97,9 @@ class GuardedMemory:
         holder = (ctypes.c_uint8 * nbytes).from_address(region.data)
         # Not at exit: a tensor may outlive the clean-up, and the process gives its memory back anyway.
         weakref.finalize(holder, _forget, weakref.ref(self), region).atexit = False
-        self._regions[region.start] = region
-        bisect.insort(self._starts, region.start)
+        with self._lock:
+            self._regions[region.start] = region
+            bisect.insort(self._starts, region.start)
         return torch.frombuffer(holder, dtype=dtype, count=count).view(shape)
 
     def like(self, tensor: torch.Tensor, name: str = "") -> torch.Tensor:
@@ -108,10 +119,11 @@ class GuardedMemory:
 
     def find(self, address: int) -> _Region | None:
         """The region (guard pages included) that `address` lies in."""
-        at = bisect.bisect_right(self._starts, address) - 1
-        if at < 0:
-            return None
-        region = self._regions[self._starts[at]]
+        with self._lock:
+            at = bisect.bisect_right(self._starts, address) - 1
+            if at < 0:
+                return None
+            region = self._regions[self._starts[at]]
         return region if address < region.start + region.length else None
 
     def owns(self, tensor: torch.Tensor) -> bool:
@@ -132,6 +144,16 @@ class GuardedMemory:
 
     def overwritten(self) -> str | None:
         """A description of slack that is no longer poison (a write just outside a tensor), else None."""
+        with self._lock:
+            self._reading = True
+            try:
+                return self._first_overwritten()
+            finally:
+                self._reading = False
+                while self._late:
+                    self._late.pop().unmap()
+
+    def _first_overwritten(self) -> str | None:
         for region in list(self._regions.values()):
             before, after = region.slack()
             for slack, address in ((before, region.body), (after, region.data + region.nbytes)):
@@ -174,9 +196,16 @@ def transfer(source: torch.Tensor, target: torch.Tensor) -> None:
 
 def _forget(owner: weakref.ref[GuardedMemory], region: _Region) -> None:
     memory = owner()
-    if memory is not None and memory._regions.pop(region.start, None) is not None:
-        memory._starts.remove(region.start)
-    _libc.munmap(region.start, region.length)
+    if memory is None:
+        region.unmap()
+        return
+    with memory._lock:
+        if memory._regions.pop(region.start, None) is not None:
+            memory._starts.remove(region.start)
+        if memory._reading:
+            memory._late.append(region)
+        else:
+            region.unmap()
 
 
 def poisoned(tensor: torch.Tensor) -> torch.Tensor:
