@@ -25,6 +25,7 @@ else:
     import tomli as tomllib
 
 from kbsub.adapters.checkout import find_checkout
+from kbsub.adapters.environment import project_commit
 from kbsub.adapters.isolation import Outcome, Status, run_isolated
 from kbsub.eval.result import write_json_atomic
 
@@ -79,15 +80,23 @@ def ended(outcome: Outcome, verdict: dict[str, Any] | None) -> dict[str, Any]:
     return {"status": status, "message": message, "seconds": round(outcome.seconds, 1), **log}
 
 
-def kept(before: dict[str, Any], environment: dict[str, Any] | None, again: set[str]) -> dict[str, Any]:
-    """Rows of an earlier file from the same kind of machine, of twins that are as they were and not measured again."""
-    if environment is None or any(before["environment"].get(key) != environment.get(key) for key in SAME_MACHINE):
+def kept(text: str, environment: dict[str, Any] | None, again: set[str]) -> dict[str, Any]:
+    """Rows of an earlier file from the same kind of machine, of twins that are as they were and not measured again.
+
+    ValueError when the file is no record of twins: nothing of it could be kept, and it may be somebody's.
+    """
+    try:
+        before = json.loads(text)
+        machine, rows = before["environment"] or {}, dict(before["twins"])
+    except (ValueError, TypeError, KeyError) as fault:
+        raise ValueError(f"--out: no record of twins ({fault}); move it away or name another file") from None
+    if environment is None or any(machine.get(key) != environment.get(key) for key in SAME_MACHINE):
         return {}
-    files = {name: FOLDER / f"{name}.py" for name in before["twins"] if name not in again}
+    files = {name: FOLDER / f"{name}.py" for name in rows if name not in again}
     return {
-        name: before["twins"][name]
+        name: rows[name]
         for name, file in files.items()
-        if file.is_file() and hashlib.sha256(file.read_bytes()).hexdigest() == before["twins"][name]["sha256"]
+        if file.is_file() and hashlib.sha256(file.read_bytes()).hexdigest() == rows[name]["sha256"]
     }
 
 
@@ -131,11 +140,14 @@ def main() -> int:
         content: dict[str, Any] = {
             "schema": 1,
             "what": "bad twins under upstream's own check (5 trials, 100 timed) and the guards; they ran together",
-            "environment": (facts.value or {}).get("environment"),
+            "environment": facts.value and {**facts.value["environment"], "project_commit": project_commit()},
             "twins": {},
         }
         if options.only and out.is_file():  # the others' rows stay, where they still fit
-            content["twins"] = kept(json.loads(out.read_text("utf-8")), content["environment"], set(names))
+            try:
+                content["twins"] = kept(out.read_text("utf-8"), content["environment"], set(names))
+            except ValueError as fault:
+                parser.error(str(fault))
         started = time.monotonic()
         with ThreadPoolExecutor(options.workers) as pool:
             jobs = {pool.submit(measure, name, labels[name], shared, options.timeout): name for name in names}

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from kbsub.adapters.checkout import find_checkout
+from kbsub.adapters.environment import project_commit
 from kbsub.adapters.isolation import run_isolated
 from kbsub.eval.machine_facts import display_path
 from kbsub.eval.result import write_json_atomic
@@ -193,7 +194,7 @@ def main() -> int:
 
         in_turn(programs, options.rounds, keep, warm=options.warm)
         facts = run_isolated("kbsub.adapters.environment:judge", {"device": options.device}, timeout_s=120)
-        content["environment"] = (facts.value or {}).get("environment")
+        content["environment"] = facts.value and {**facts.value["environment"], "project_commit": project_commit()}
         write_json_atomic(options.out, content)
         content["one_judge"] = where_it_goes(candidate, checkout, options.device)
         write_json_atomic(options.out, content)
