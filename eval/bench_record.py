@@ -8,7 +8,7 @@ are of that run. Nothing here touches a row's `status` or `official`: they are u
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from kbsub.eval.result import (
     row_key,
     update_result,
 )
+from kbsub.eval.tables import run_of
 
 
 def store(path: Path, record: Record, task: Task) -> Result | None:
@@ -192,40 +193,36 @@ def keep_pairs(result: Result, before: Mapping[str, Baseline]) -> None:
             (run, scene, method)
             for row in result.candidates.values()
             if row.precision == precision
-            for scene, method, run, _ in _timings_of(row)
+            for run, scene, method, _ in _timings_of(row)
         }
-        now = {(run, scene, method) for scene, method, run, _ in _timings_of(result.baselines[key])}
+        wanted -= {(run, scene, method) for run, scene, method, _ in _timings_of(result.baselines[key])}
         kept: dict[str, dict[str, dict[str, Any]]] = {}
-        for scene, method, run, block in [*_earlier(old), *_timings_of(old)]:
-            if (run, scene, method) in wanted - now:
-                kept.setdefault(run, {}).setdefault(scene, {})[method] = block
+        for run, scene, method, timing in [*_earlier(old), *_timings_of(old)]:
+            if (run, scene, method) in wanted:
+                kept.setdefault(run, {}).setdefault(scene, {})[method] = timing.model_dump(mode="json")
         others = {name: value for name, value in (result.baselines[key].model_extra or {}).items() if name != EARLIER}
         result.baselines[key].__pydantic_extra__ = {**others, **({EARLIER: kept} if kept else {})}
 
 
-def _timings_of(row: Baseline | Candidate) -> list[tuple[str, str, str, dict[str, Any]]]:
-    """(scene, method, run, the block) of every timing of a row that names its run."""
-    scenes = {OFFICIAL: row.timing or {}, **{key: shape.timing or {} for key, shape in (row.shapes or {}).items()}}
-    return [
-        (scene, method, str(timing.model_extra["run"]), timing.model_dump(mode="json"))
-        for scene, timings in scenes.items()
-        for method, timing in timings.items()
-        if timing.model_extra and "run" in timing.model_extra
-    ]
+def _timings_of(row: Baseline | Candidate) -> Iterator[tuple[str, str, str, Timing]]:
+    """(run, scene, method, timing) of every timing of a row that names its run."""
+    scenes = {OFFICIAL: row.timing, **{key: shape.timing for key, shape in (row.shapes or {}).items()}}
+    for scene, timings in scenes.items():
+        for method, timing in (timings or {}).items():
+            run = run_of(timing)
+            if run is not None:
+                yield run, scene, method, timing
 
 
-def _earlier(row: Baseline) -> list[tuple[str, str, str, dict[str, Any]]]:
-    return [
-        (scene, method, run, block)
-        for run, scenes in ((row.model_extra or {}).get(EARLIER) or {}).items()
-        for scene, timings in scenes.items()
-        for method, block in timings.items()
-    ]
+def _earlier(row: Baseline) -> Iterator[tuple[str, str, str, Timing]]:
+    """The same of what a baseline keeps of older runs."""
+    for run, scenes in ((row.model_extra or {}).get(EARLIER) or {}).items():
+        for scene, timings in scenes.items():
+            for method, block in timings.items():
+                yield run, scene, method, Timing.model_validate(block)
 
 
 def _runs_in_use(result: Result) -> set[str]:
     """The runs that some timing still refers to."""
     rows: list[Baseline | Candidate] = [*result.baselines.values(), *result.candidates.values()]
-    timings = [timing for row in rows for timing in (row.timing or {}).values()]
-    timings += [t for row in rows for shape in (row.shapes or {}).values() for t in (shape.timing or {}).values()]
-    return {str(timing.model_extra["run"]) for timing in timings if timing.model_extra and "run" in timing.model_extra}
+    return {run for row in rows for run, *_ in _timings_of(row)}

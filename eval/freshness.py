@@ -5,14 +5,14 @@ A number stays true of the file that gave it; what a reader must be told is that
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kbsub.eval.result import Result, row_key
-from kbsub.eval.tables import Table
+from kbsub.eval.manifest import digest
+from kbsub.eval.result import Candidate, Result
+from kbsub.eval.tables import Table, programs
 
 MARK = "†"
 PEERS = "peers"  # submissions/<task>/peers: programs of other people, called as candidates
@@ -41,7 +41,7 @@ class Outdated:
 
 def digest_of(path: Path) -> str | None:
     """sha256 of a file as it is; None when there is none."""
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+    return digest(path) if path.is_file() else None
 
 
 def digest_now(folder: Path, stem: str) -> str | None:
@@ -61,12 +61,9 @@ def outdated(
         return []
     found: dict[tuple[str, str], Outdated] = {}
     for precision in precisions:
-        for key, row in result.candidates.items():
-            stem = key.partition("@")[0]
-            if key != row_key(stem, precision):
-                continue
+        for stem, row in programs(result, precision).items():
             now = digest_now(folder, stem)
-            if now != row.sha256 and (gone or now is not None):
+            if isinstance(row, Candidate) and now != row.sha256 and (gone or now is not None):
                 found.setdefault((stem, row.sha256), Outdated(stem, row.sha256, now, precision))
     return list(found.values())
 

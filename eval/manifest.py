@@ -34,6 +34,7 @@ def files_of(folder: Path) -> list[str]:
 
 
 def digest(path: Path) -> str:
+    """sha256 of a file, as `sha256sum` writes it."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 

@@ -26,6 +26,7 @@ from kbsub.eval.tables import (
     is_floor,
     programs,
     replay_of,
+    shape_words,
     title_of,
     typical_ms,
 )
@@ -271,7 +272,7 @@ def paint_bandwidth(figure: Any, data: Data) -> None:
             axes.set_ylim(bottom=0)
             axes.grid(axis="y", color=GRID, linewidth=0.5)
         grid[0, column].set_title(precision, fontsize=10)
-        ticks = [key.replace("x", " x ") for key in keys]
+        ticks = [shape_words(key) for key in keys]
         grid[1, column].set_xticks(range(len(keys)), ticks, rotation=35, ha="right", fontsize=8)
     grid[0, 0].set_ylabel("GB/s (input once, output once)")
     grid[1, 0].set_ylabel("percent of the copy")

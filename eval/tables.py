@@ -71,6 +71,11 @@ def programs(result: Result, precision: str = "fp32") -> dict[str, Baseline | Ca
     return found
 
 
+def shape_words(key: str) -> str:
+    """A shape's key as a reader sees it: "4096x512" as "4096 x 512"."""
+    return key.replace("x", " x ")
+
+
 def title_of(name: str) -> str:
     return BASELINES[name].title if name in BASELINES else f"`{name}`"
 
@@ -294,7 +299,7 @@ def shapes_table(result: Result, candidates: Sequence[str], precisions: Iterable
             replay = replay_of(base.timing)
             if replay is None:
                 continue
-            cells = [key.replace("x", " x "), precision, ms(replay.median_ms)]
+            cells = [shape_words(key), precision, ms(replay.median_ms)]
             for name in candidates:
                 cells += _shape_cells(rows.get(name), key, eager)
             table.rows.append(cells)

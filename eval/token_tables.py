@@ -15,7 +15,7 @@ from typing import Any
 from kbsub.eval.comparison import Comparison, Verdict
 from kbsub.eval.report_tables import COLD, cold_method, cold_ms, environment_words, error, gb_s
 from kbsub.eval.result import Baseline, Candidate, Result, ResultError, Shape
-from kbsub.eval.tables import NOTHING, Table, is_floor, paired, programs, title_of
+from kbsub.eval.tables import NOTHING, Table, is_floor, paired, programs, shape_words, title_of
 
 COPY = "copy"
 BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}  # an element
@@ -25,10 +25,6 @@ ENOUGH = 90  # percent of the copy that a row must reach not to be listed as an 
 def moved(key: str, precision: str) -> int:
     """The bytes of a scene "4096x512": input once, output once."""
     return 2 * math.prod(map(int, key.split("x"))) * BYTES[precision]
-
-
-def words_of(key: str) -> str:
-    return key.replace("x", " x ")
 
 
 def shape_of(row: Baseline | Candidate | None, key: str) -> Shape | None:
@@ -50,7 +46,7 @@ def copies(result: Result, precision: str) -> dict[str, tuple[str, float]]:
 def bandwidth_table(result: Result, precisions: Sequence[str], names: Sequence[str] = ()) -> Table:
     """GB/s and percent of the copy: a row a program (the fastest at the largest shape first), a column a shape."""
     keys = list(dict.fromkeys(key for precision in precisions for key in copies(result, precision)))
-    table = Table("bandwidth", ["program", "precision", *map(words_of, keys)])
+    table = Table("bandwidth", ["program", "precision", *map(shape_words, keys)])
     methods = set()
     for precision in precisions:
         copied = copies(result, precision)
@@ -126,7 +122,7 @@ def rivals_table(result: Result, name: str, precisions: Sequence[str], *, only_e
             continue
         share = f"{percent:.0f}%" if percent >= ENOUGH else f"**{percent:.0f}%**"
         cells = [_duel_words(found[rival], short=only_exceptions) if rival in found else NOTHING for rival in shown]
-        table.rows.append([words_of(key), precision, share, *cells])
+        table.rows.append([shape_words(key), precision, share, *cells])
     if scenes:
         table.notes = [
             f"{environment_words(result)}. How many times faster `{name}` is, with the 95% interval (paired bootstrap "
