@@ -57,6 +57,13 @@ class TaskError(Exception):
     """The task cannot be had; the message says which, why, and what to do."""
 
 
+def dtype_of(precision: str) -> torch.dtype:
+    """torch.float32, float16 or bfloat16 for one of PRECISIONS."""
+    import torch
+
+    return {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[precision]
+
+
 @dataclass(frozen=True)
 class Modules:
     """What a reference program defines. `context` is the dict it was executed in, which upstream shares with the
@@ -106,9 +113,7 @@ class Task:
     @property
     def dtype(self) -> torch.dtype:
         """The dtype that inputs and parameters are cast to."""
-        import torch
-
-        return {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[self.precision]
+        return dtype_of(self.precision)
 
     def cast(self, values: list[Any], device: str | torch.device = "cpu") -> list[Any]:
         """Every tensor as upstream casts it, integers included: to the precision, then to the device."""

@@ -21,6 +21,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+from kbsub.adapters.task import dtype_of
 from kbsub.eval.host_executor.executor import (
     A100_LIMITS,
     B200_LIMITS,
@@ -126,7 +127,6 @@ def option_sets(candidate_source: str, precisions: Iterable[str], limits: Limits
     """The NVRTC option tuples that a candidate's forward asks for on such a device, over SHAPES and precisions."""
     import torch
 
-    dtypes = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
     space: dict[str, Any] = {"__name__": "candidate"}
     exec(compile(candidate_source, "<candidate>", "exec"), space)
     own_limits = space["DeviceLimits"](**asdict(limits))
@@ -138,11 +138,12 @@ def option_sets(candidate_source: str, precisions: Iterable[str], limits: Limits
 
     space |= {"DEVICE_TYPE": "cpu", "device_limits": lambda index: own_limits, "cuda_module": cuda_module}
     for precision in precisions:
+        dtype = dtype_of(precision)
         for rows, n in SHAPES:
             with torch.no_grad(), _LazyStatistics():
-                model = space["ModelNew"]((n,)).to(dtypes[precision])
+                model = space["ModelNew"]((n,)).to(dtype)
                 try:
-                    model(torch.empty(rows, n, dtype=dtypes[precision]))
+                    model(torch.empty(rows, n, dtype=dtype))
                 except ValueError:
                     continue  # a shape that the file does not take
     return list(seen)

@@ -8,6 +8,19 @@ import os
 import re
 import uuid
 from pathlib import Path
+from typing import Any
+
+from kbsub.adapters.environment import project_commit
+from kbsub.adapters.isolation import run_isolated
+
+
+def measured_on(device: str) -> dict[str, Any] | None:
+    """The environment block of a record that `kbsub eval` does not make: a child's facts, with this project's commit.
+
+    None when torch does not answer in two minutes.
+    """
+    found = run_isolated("kbsub.adapters.environment:judge", {"device": device}, timeout_s=120)
+    return None if found.value is None else {**found.value["environment"], "project_commit": project_commit()}
 
 
 def gpu_name(index: int = 0) -> str | None:

@@ -122,7 +122,7 @@ def memory_floor(task: Task, device: str) -> dict[str, Any]:
     return {"memory_ms": memory_floor_ms(moved, bandwidth), "copy_gb_s": bandwidth, "bytes": moved}
 
 
-def bytes_moved(task: Task, device: str = "meta") -> int:
+def bytes_moved(task: Task, device: str) -> int:
     """Bytes that any implementation must move once: floating inputs, parameters, buffers, and the outputs.
 
     Shapes come from one call of the reference on `device`: "meta" allocates nothing, but its operators are Python and

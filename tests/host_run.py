@@ -14,12 +14,13 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+from kbsub.adapters.task import PRECISIONS, dtype_of
 from kbsub.eval import contract
 from kbsub.eval.host_executor import SMALL_LIMITS, HostExecutor, Limits
 from kbsub.eval.host_executor.executor import HostModule
 
 FOLDER = Path(__file__).resolve().parents[1] / "submissions" / "level1_40"
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+DTYPES = {precision: dtype_of(precision) for precision in PRECISIONS}
 
 
 def source_of(stem: str) -> str:

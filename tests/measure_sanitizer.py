@@ -31,8 +31,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kbsub.adapters.environment import project_commit
-from kbsub.adapters.isolation import run_isolated
+from kbsub.eval.machine_facts import measured_on
 from kbsub.eval.result import write_json_atomic
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -294,10 +293,8 @@ def measure(options: argparse.Namespace, program: str) -> int:
         waiting: set[Future[None]] = set()
 
         def environment() -> None:
-            told = run_isolated("kbsub.adapters.environment:judge", {"device": "cuda"}, timeout_s=120).value or {}
             facts = {
-                **(told.get("environment") or {}),
-                "project_commit": project_commit(),
+                **(measured_on("cuda") or {}),
                 "compute_sanitizer": sanitizer_version(program),
                 "kernel_release": platform.release(),
             }

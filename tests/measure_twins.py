@@ -25,17 +25,14 @@ else:
     import tomli as tomllib
 
 from kbsub.adapters.checkout import find_checkout
-from kbsub.adapters.environment import project_commit
 from kbsub.adapters.isolation import Outcome, Status, run_isolated
+from kbsub.eval.machine_facts import measured_on
+from kbsub.eval.manifest import digest
 from kbsub.eval.result import write_json_atomic
 
 FOLDER = Path(__file__).resolve().parent / "bad_twins"
 SAME_MACHINE = ("gpu", "driver", "torch", "cuda", "kernelbench_commit")  # what rows of one file have in common
-OFFICIAL, GUARDS, ENVIRONMENT = (
-    "kbsub.eval.official:judge",
-    "kbsub.eval.guards:judge",
-    "kbsub.adapters.environment:judge",
-)
+OFFICIAL, GUARDS = "kbsub.eval.official:judge", "kbsub.eval.guards:judge"
 
 
 def measure(name: str, label: dict[str, Any], shared: dict[str, Any], timeout_s: float) -> dict[str, Any]:
@@ -93,11 +90,7 @@ def kept(text: str, environment: dict[str, Any] | None, again: set[str]) -> dict
     if environment is None or any(machine.get(key) != environment.get(key) for key in SAME_MACHINE):
         return {}
     files = {name: FOLDER / f"{name}.py" for name in rows if name not in again}
-    return {
-        name: rows[name]
-        for name, file in files.items()
-        if file.is_file() and hashlib.sha256(file.read_bytes()).hexdigest() == rows[name]["sha256"]
-    }
+    return {name: rows[name] for name, file in files.items() if file.is_file() and digest(file) == rows[name]["sha256"]}
 
 
 def in_words(row: dict[str, Any]) -> str:
@@ -136,11 +129,10 @@ def main() -> int:
     # Twins write where they stand: let them stand in a folder that is thrown away.
     with tempfile.TemporaryDirectory() as nowhere:
         os.chdir(nowhere)
-        facts = run_isolated(ENVIRONMENT, {"device": options.device}, timeout_s=120)
         content: dict[str, Any] = {
             "schema": 1,
             "what": "bad twins under upstream's own check (5 trials, 100 timed) and the guards; they ran together",
-            "environment": facts.value and {**facts.value["environment"], "project_commit": project_commit()},
+            "environment": measured_on(options.device),
             "twins": {},
         }
         if options.only and out.is_file():  # the others' rows stay, where they still fit

@@ -13,7 +13,6 @@ to itself.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import importlib.util
 import json
 import os
@@ -27,9 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from kbsub.adapters.checkout import find_checkout
-from kbsub.adapters.environment import project_commit
 from kbsub.adapters.isolation import run_isolated
-from kbsub.eval.machine_facts import display_path
+from kbsub.eval.machine_facts import display_path, measured_on
+from kbsub.eval.manifest import digest
 from kbsub.eval.result import write_json_atomic
 
 FOLDER = Path(__file__).resolve().parents[1] / "submissions" / "level1_40"
@@ -177,10 +176,7 @@ def main() -> int:
         content: dict[str, Any] = {
             "schema": 1,
             "what": "seconds from start to end of whole processes, one official verdict each, in turn on one GPU",
-            "candidate": {
-                "file": display_path(candidate),
-                "sha256": hashlib.sha256(candidate.read_bytes()).hexdigest(),
-            },
+            "candidate": {"file": display_path(candidate), "sha256": digest(candidate)},
         }
         programs = {
             "kbsub eval --only official": kbsub(candidate, checkout, scratch, logs, options.device),
@@ -193,8 +189,7 @@ def main() -> int:
             print(json.dumps({key: record[key] for key in ("seconds", "median_s", "holds")}), flush=True)
 
         in_turn(programs, options.rounds, keep, warm=options.warm)
-        facts = run_isolated("kbsub.adapters.environment:judge", {"device": options.device}, timeout_s=120)
-        content["environment"] = facts.value and {**facts.value["environment"], "project_commit": project_commit()}
+        content["environment"] = measured_on(options.device)
         write_json_atomic(options.out, content)
         content["one_judge"] = where_it_goes(candidate, checkout, options.device)
         write_json_atomic(options.out, content)

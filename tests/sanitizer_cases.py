@@ -21,11 +21,11 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+from kbsub.adapters.task import dtype_of
 from kbsub.eval.host_executor import kernel_names
 
 SUBMISSIONS = Path(__file__).resolve().parents[1] / "submissions"
 FOLDERS = ("level1_40", "local_layernorm_tokens")
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 # Largest difference from float64 in units of the largest output.
 TOLERANCE = {"fp32": 1e-3, "fp16": 2e-3, "bf16": 1e-2, "half sums": 2e-2}
 WIDEST_HALF_SUM = 50_000  # the sum of the squares ends at 65,504
@@ -188,7 +188,7 @@ def exercise(
             continue
         words = f"{case.rows}x{case.width}" + f"+{case.shift}" * bool(case.shift) + " no affine" * (not case.affine)
         try:
-            error = error_of(space, case, DTYPES[precision], device)
+            error = error_of(space, case, dtype_of(precision), device)
         except ValueError as refusal:
             if not may_refuse(file, case):
                 row["failed"] = f"{words}: {refusal}"

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from kbsub.adapters.isolation import Outcome, Status
 from kbsub.eval.host_executor import H200_LIMITS, SMALL_LIMITS, HostExecutor, adopt
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -161,8 +160,7 @@ def pretended(
     monkeypatch.setattr(ms.Machine, "start", start)
     monkeypatch.setattr(ms, "sanitizer_path", lambda given: "compute-sanitizer")
     monkeypatch.setattr(ms, "sanitizer_version", lambda program: "2025.3")
-    facts = {"environment": {"gpu": "NVIDIA H200"}}
-    monkeypatch.setattr(ms, "run_isolated", lambda *a, **k: Outcome(Status.OK, facts, "", "", 0.0))
+    monkeypatch.setattr(ms, "measured_on", lambda device: {"gpu": "NVIDIA H200"})
     monkeypatch.setattr(sys, "argv", ["measure_sanitizer.py", "--out", str(tmp_path / "result.json"), *options])
     return ms.main(), json.loads((tmp_path / "result.json").read_text())
 

@@ -280,8 +280,8 @@ def test_other_stages_never_touch_the_status() -> None:
 
 def test_bytes_of_the_official_task() -> None:
     """x, y, gamma and beta of level1_40, from the meta device: 2 * 268,435,456 + 2 * 16,777,216 bytes."""
-    assert official.bytes_moved(load_task(1, 40, kernelbench=None)) == 570_425_344
-    assert official.bytes_moved(load_task(1, 40, kernelbench=None, precision="bf16")) == 285_212_672
+    assert official.bytes_moved(load_task(1, 40, kernelbench=None), "meta") == 570_425_344
+    assert official.bytes_moved(load_task(1, 40, kernelbench=None, precision="bf16"), "meta") == 285_212_672
 
 
 def test_bytes_are_the_same_from_a_device_as_from_meta() -> None:
