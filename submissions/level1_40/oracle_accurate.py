@@ -787,9 +787,10 @@ class ModelNew(nn.Module):
         packed = n % 4 == 0 and not any(address % (4 * x.element_size()) for address in (of_x, *of_parameters))
         plan = geometry(rows, n, dtype, device_limits(index), packed)
         module = cuda_module(CUDA_SOURCE, OPTIONS_OF[dtype], index)
-        at_once = plan.kernel == "rows_once" and module.resident_blocks("rows_once", THREADS, plan.shared_bytes)
-        if plan.kernel == "rows_once" and at_once < plan.grid[0]:
-            plan = geometry(rows, n, dtype, device_limits(index), packed, whole_grid=False)
+        if plan.kernel == "rows_once":
+            at_once = module.resident_blocks("rows_once", THREADS, plan.shared_bytes)
+            if at_once < plan.grid[0]:
+                plan = geometry(rows, n, dtype, device_limits(index), packed, whole_grid=False)
         eps = np.float64(self.ln.eps)
         if plan.kernel == "rows_once":
             slots = torch.empty(2 * rows * plan.grid[0], dtype=torch.int64, device=device)
