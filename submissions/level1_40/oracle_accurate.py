@@ -338,13 +338,11 @@ __device__ __forceinline__ Sums received(const ulonglong2* slot) {
     }
     return {__longlong_as_double((long long)v.x), __longlong_as_double((long long)v.y)};
 }
-__device__ __forceinline__ Sums lanes_total(Sums s, int lanes) {  // the same in every lane
-    for (int mask = lanes / 2; mask > 0; mask /= 2) {
-        const double total = exchange(s.total, mask), squared = exchange(s.squared, mask);
-        s.total += total;
-        s.squared += squared;
-    }
-    return s;
+// The warp's total in lanes 0 to 15, its squared in lanes 16 to 31: half the shuffles of two butterflies.
+__device__ __forceinline__ double halves_total(Sums s) {
+    const bool upper = threadIdx.x % WARP >= WARP / 2;
+    const double own = (upper ? s.squared : s.total) + exchange(upper ? s.total : s.squared, WARP / 2);
+    return warp_total(own, WARP / 2);
 }
 __device__ __forceinline__ void add(Sums& s, float x, double pivot) {
     const double away = (double)x - pivot;
@@ -369,15 +367,17 @@ template <int P> __device__ __forceinline__ void take(const Packed* held, int le
 }
 
 // Block b owns columns b * share to (b + 1) * share of every row; gamma and beta of them stay on chip. A thread copies
-// its next vec4 into the place of one that it has just written out, so that nothing but sums passes between threads.
+// its next vec4 into the place of one that it is about to write out, so that nothing but sums passes between threads.
 // While five warps wait for the other blocks' sums, the others bring the next row to L2.
 // Shared memory: share + BETAS * 512 vec4. Grid: enough blocks for a row, 160 at most.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 rows_once(const Packed* __restrict__ x, const Packed* __restrict__ gamma, const Packed* __restrict__ beta,
           Packed* __restrict__ y, ulonglong2* slots, int rows, int vectors, int share, double eps) {
     extern __shared__ __align__(128) unsigned char shared_memory[];
-    __shared__ Sums of_warps[THREADS / WARP], of_polls[POLLS];
+    __shared__ double of_warps[2][THREADS / WARP], of_polls[2][POLLS];  // total, squared
+    static_assert(THREADS / WARP == WARP / 2, "half a warp adds up what all warps have");
     const int thread = threadIdx.x, warp = thread / WARP, lane = thread % WARP, blocks = gridDim.x;
+    const int half = lane / (WARP / 2), seat = lane % (WARP / 2);  // lower half: totals, upper half: squares
     if ((long long)blocks * share < vectors) __trap();  // a smaller grid than was asked for
     const int first = min((int)blockIdx.x * share, vectors), width = min(share, vectors - first);
     const int length = width > thread ? (width - thread + THREADS - 1) / THREADS : 0;
@@ -414,18 +414,19 @@ rows_once(const Packed* __restrict__ x, const Packed* __restrict__ gamma, const 
         if (row + 1 < rows) first_of_next = pivots[4ll * vectors * (row + 1)];  // a row ahead: it would be waited for
         Sums s[2] = {{0., 0.}, {0., 0.}};
         take<0>(held, length, pivot, s, row);
-        Sums all = lanes_total({s[0].total + s[1].total, s[0].squared + s[1].squared}, WARP);
-        if (lane == 0) of_warps[warp] = all;
+        double own = halves_total({s[0].total + s[1].total, s[0].squared + s[1].squared});
+        if (seat == 0) of_warps[half][warp] = own;
         __syncthreads();
         if (warp == 0) {
-            all = lanes_total(of_warps[lane % (THREADS / WARP)], THREADS / WARP);
-            if (lane == 0) send(slots + row * blocks + blockIdx.x, all);
+            own = warp_total(of_warps[half][seat], WARP / 2);
+            const double squared = exchange(own, WARP / 2);
+            if (lane == 0) send(slots + row * blocks + blockIdx.x, {own, squared});
         }
         if (warp < POLLS) {
-            all = {0., 0.};
-            if (thread < blocks) all = received(slots + row * blocks + thread);
-            all = lanes_total(all, WARP);
-            if (lane == 0) of_polls[warp] = all;
+            Sums of_block = {0., 0.};
+            if (thread < blocks) of_block = received(slots + row * blocks + thread);
+            own = halves_total(of_block);
+            if (seat == 0) of_polls[half][warp] = own;
         } else if (row + 1 < rows) {
             for (int i = (warp - POLLS) * PREFETCH; i < width; i += (THREADS / WARP - POLLS) * PREFETCH) {
                 if (lane == 0) prefetch_to_l2(next + i, min(PREFETCH, width - i) * sizeof(Packed));
@@ -433,10 +434,10 @@ rows_once(const Packed* __restrict__ x, const Packed* __restrict__ gamma, const 
             }
         }
         __syncthreads();
-        all = of_polls[0];
+        Sums all = {of_polls[0][0], of_polls[1][0]};
         for (int w = 1; w < POLLS; ++w) {
-            all.total += of_polls[w].total;
-            all.squared += of_polls[w].squared;
+            all.total += of_polls[0][w];
+            all.squared += of_polls[1][w];
         }
         const double near = all.total * per;
         const double mean = __fma_rn(__fma_rn(-near, n, all.total), per, near);  // as if divided
@@ -448,8 +449,9 @@ rows_once(const Packed* __restrict__ x, const Packed* __restrict__ gamma, const 
         for (int k = 0; k < HELD; ++k) {
             if (k < length) {
                 const Packed shift = k < BETAS ? betas[k * THREADS] : b[k < BETAS ? 0 : k - BETAS];
-                to[k * THREADS] = normalize_some(held[k * THREADS], g[k], shift, facts);
+                const Packed out = normalize_some(held[k * THREADS], g[k], shift, facts);
                 if (row + 1 < rows) copy16_async(held + k * THREADS, from + vectors + k * THREADS);
+                to[k * THREADS] = out;  // behind the copy: what lands last is waited for
             }
             if ((k + 1) % (HELD / PARTS) == 0) copies_commit();
         }
@@ -702,7 +704,7 @@ def cuda_module(source: str, options: tuple, index: int) -> CudaModule:
 class Geometry(NamedTuple):
     """How a shape is walked: one launch for rows that are read once, two for those that are read twice."""
 
-    kernel: str  # rows_held_V, rows_once or chunks
+    kernel: str  # rows_held_V or rows_once; of two launches, which elements: "vectors" or "elements"
     grid: tuple
     block: tuple
     chunks: int = 0  # of a row
@@ -735,7 +737,8 @@ def geometry(
         return Geometry("rows_once", (blocks,), (THREADS,), share=share, shared_bytes=shared_bytes)
     tiles, columns = -(-n // TILE), -(-(vectors if packed else n) // SPAN)
     chunks = max(1, min(tiles, -(-4 * limits.multiprocessors // rows), MOST_CHUNKS))
-    return Geometry("chunks", (chunks * rows,), (SPAN,), chunks, (columns * -(-rows // GROUP),))
+    output_grid = (columns * -(-rows // GROUP),)
+    return Geometry("vectors" if packed else "elements", (chunks * rows,), (SPAN,), chunks, output_grid)
 
 
 class AffineParameters(nn.Module):
@@ -747,25 +750,66 @@ class AffineParameters(nn.Module):
         if not (isinstance(sizes, (tuple, list)) and sizes and all(isinstance(n, int) and n > 0 for n in sizes)):
             raise RuntimeError(f"normalized_shape: {normalized_shape!r} must be one or more positive integers")
         self.normalized_shape = tuple(sizes)
-        self.width = math.prod(self.normalized_shape)
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(self.normalized_shape)) if elementwise_affine else None
         self.bias = nn.Parameter(torch.zeros(self.normalized_shape)) if elementwise_affine and bias else None
 
 
-def require_supported(x: torch.Tensor, ln: AffineParameters):
-    """Raises ValueError, naming the tensor and the rule, for every input this file does not take."""
-    if x.device.type != DEVICE_TYPE:
-        raise ValueError(f"x: on {x.device}, must be on {DEVICE_TYPE}")
-    if x.dtype not in ELEMENTS:
-        raise ValueError(f"x: dtype {x.dtype}, must be float32, float16 or bfloat16")
-    if x.shape[max(0, x.dim() - len(ln.normalized_shape)) :] != ln.normalized_shape:
-        raise ValueError(f"x: shape {tuple(x.shape)} must end in normalized_shape {ln.normalized_shape}")
-    for name, tensor in (("weight", ln.weight), ("bias", ln.bias)):
-        if tensor is not None and (tensor.device != x.device or tensor.dtype != x.dtype):
-            raise ValueError(f"{name}: {tensor.dtype} on {tensor.device}, must be {x.dtype} on {x.device}, as x is")
-        if tensor is not None and tensor.shape != ln.normalized_shape:
-            raise ValueError(f"{name}: shape {tuple(tensor.shape)}, must be normalized_shape {ln.normalized_shape}")
+class Plan(NamedTuple):
+    """What a call does on tensors of given facts: the geometry, the module that holds its kernels, their scalars."""
+
+    geometry: Geometry
+    module: CudaModule
+    words: int  # of 8 bytes, that the launches need for themselves
+    scalars: tuple  # of the kernel that writes y, without eps
+    of_moments: tuple = ()  # scalars of the kernel before it
+
+
+def facts(tensor) -> tuple:
+    """What a plan depends on: shape, dtype and device; nothing of a parameter that the module does not have."""
+    return () if tensor is None else (tensor.shape, tensor.dtype, tensor.device)
+
+
+def require_supported(x: tuple, weight: tuple, bias: tuple, sizes: tuple):
+    """Raises ValueError, naming the tensor and the rule, for the facts of every input this file does not take."""
+    shape, dtype, device = x
+    if device.type != DEVICE_TYPE:
+        raise ValueError(f"x: on {device}, must be on {DEVICE_TYPE}")
+    if dtype not in ELEMENTS:
+        raise ValueError(f"x: dtype {dtype}, must be float32, float16 or bfloat16")
+    if shape[max(0, len(shape) - len(sizes)) :] != sizes:
+        raise ValueError(f"x: shape {tuple(shape)} must end in normalized_shape {sizes}")
+    for name, parameter in (("weight", weight), ("bias", bias)):
+        if parameter and parameter[1:] != (dtype, device):
+            raise ValueError(f"{name}: {parameter[1]} on {parameter[2]}, must be {dtype} on {device}, as x is")
+        if parameter and parameter[0] != sizes:
+            raise ValueError(f"{name}: shape {tuple(parameter[0])}, must be normalized_shape {sizes}")
+
+
+@functools.lru_cache(maxsize=None)
+def planned(x: tuple, weight: tuple, bias: tuple, sizes: tuple, low: int):
+    """The Plan for tensors of these facts, None where x is empty; low: their addresses, or-ed, modulo 16. ValueError.
+
+    Looked up from the second call on: a host that checks and counts anew is late for a kernel this short.
+    """
+    require_supported(x, weight, bias, sizes)
+    shape, dtype, device = x
+    if 0 in shape:
+        return None
+    n, index = math.prod(sizes), device.index or 0
+    rows = math.prod(shape) // n
+    module, limits = cuda_module(CUDA_SOURCE, OPTIONS_OF[dtype], index), device_limits(index)
+    packed = n % 4 == 0 and low % (4 * dtype.itemsize) == 0
+    plan = geometry(rows, n, dtype, limits, packed)
+    if plan.kernel == "rows_once":
+        if module.resident_blocks("rows_once", THREADS, plan.shared_bytes) >= plan.grid[0]:
+            scalars = (np.int32(rows), np.int32(n // 4), np.int32(plan.share))
+            return Plan(plan, module, 2 * rows * plan.grid[0], scalars)
+        plan = geometry(rows, n, dtype, limits, packed, whole_grid=False)
+    if plan.kernel.startswith("rows_held"):
+        return Plan(plan, module, 0, (np.int32(rows), np.int32(n // 4)))
+    scalars = (np.int64(n // 4 if packed else n), np.int32(rows), np.int32(plan.chunks))
+    return Plan(plan, module, 4 * rows * plan.chunks, scalars, (*scalars, np.int32(-(-n // TILE))))
 
 
 class ModelNew(nn.Module):
@@ -775,41 +819,29 @@ class ModelNew(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x (*, *normalized_shape) fp32, fp16 or bf16 -> y of that shape and dtype. ValueError otherwise."""
-        require_supported(x, self.ln)
-        if x.numel() == 0:
-            return torch.empty_like(x, memory_format=torch.contiguous_format)
+        ln = self.ln
+        weight, bias = ln.weight, ln.bias
         x = x.contiguous()
-        n, dtype, device = self.ln.width, x.dtype, x.device
-        rows, index = x.numel() // n, device.index or 0
-        parameters = [None if p is None else p.contiguous() for p in (self.ln.weight, self.ln.bias)]
-        of_x, of_parameters = x.data_ptr(), [0 if p is None else p.data_ptr() for p in parameters]
-        # torch allocates y on a 512-byte boundary
-        packed = n % 4 == 0 and not any(address % (4 * x.element_size()) for address in (of_x, *of_parameters))
-        plan = geometry(rows, n, dtype, device_limits(index), packed)
-        module = cuda_module(CUDA_SOURCE, OPTIONS_OF[dtype], index)
-        if plan.kernel == "rows_once":
-            at_once = module.resident_blocks("rows_once", THREADS, plan.shared_bytes)
-            if at_once < plan.grid[0]:
-                plan = geometry(rows, n, dtype, device_limits(index), packed, whole_grid=False)
-        eps = np.float64(self.ln.eps)
-        if plan.kernel == "rows_once":
-            slots = torch.empty(2 * rows * plan.grid[0], dtype=torch.int64, device=device)
-            y = torch.empty(x.shape, dtype=dtype, device=device)
-            shape = (np.int32(rows), np.int32(n // 4), np.int32(plan.share))
-            arguments = (of_x, *of_parameters, y.data_ptr(), slots.data_ptr(), *shape, eps)
-            module.launch("rows_once", plan.grid, plan.block, arguments, plan.shared_bytes, cooperative=True)
+        weight = weight if weight is None else weight.contiguous()
+        bias = bias if bias is None else bias.contiguous()
+        of_x, of_weight = x.data_ptr(), 0 if weight is None else weight.data_ptr()
+        of_bias = 0 if bias is None else bias.data_ptr()
+        low = (of_x | of_weight | of_bias) % 16  # torch allocates y on a 512-byte boundary
+        plan = planned(facts(x), facts(weight), facts(bias), ln.normalized_shape, low)
+        y = torch.empty_like(x)
+        if plan is None:
             return y
-        if plan.kernel != "chunks":
-            y = torch.empty(x.shape, dtype=dtype, device=device)
-            arguments = (of_x, *of_parameters, y.data_ptr(), np.int32(rows), np.int32(n // 4), eps)
-            module.launch(plan.kernel, plan.grid, plan.block, arguments)
+        walk, launch, eps = plan.geometry, plan.module.launch, np.float64(ln.eps)
+        tensors = (of_x, of_weight, of_bias, y.data_ptr())
+        if plan.words == 0:
+            launch(walk.kernel, walk.grid, walk.block, (*tensors, *plan.scalars, eps))
             return y
-        kind, width = ("vectors", n // 4) if packed else ("elements", n)
-        moments = torch.empty(4 * rows * plan.chunks, dtype=torch.float64, device=device)
-        shape = (np.int64(width), np.int32(rows), np.int32(plan.chunks))
-        arguments = (of_x, moments.data_ptr(), *shape, np.int32(-(-n // TILE)))
-        module.launch(f"chunk_moments_{kind}", plan.grid, plan.block, arguments)
-        y = torch.empty(x.shape, dtype=dtype, device=device)
-        arguments = (of_x, *of_parameters, y.data_ptr(), moments.data_ptr(), *shape, eps)
-        module.launch(f"normalize_{kind}", plan.output_grid, plan.block, arguments)
+        own = torch.empty(plan.words, dtype=torch.int64, device=x.device)
+        of_own = own.data_ptr()
+        arguments = (*tensors, of_own, *plan.scalars, eps)
+        if walk.kernel == "rows_once":
+            launch("rows_once", walk.grid, walk.block, arguments, walk.shared_bytes, cooperative=True)
+            return y
+        launch(f"chunk_moments_{walk.kernel}", walk.grid, walk.block, (of_x, of_own, *plan.of_moments))
+        launch(f"normalize_{walk.kernel}", walk.output_grid, walk.block, arguments)
         return y
