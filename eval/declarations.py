@@ -115,8 +115,8 @@ def identity_contradictions(expect: dict[str, Any], found: dict[str, Any]) -> li
     distinct = found.get("repeated_runs", {}).get("distinct", 1)
     if said.identity == "pass" and different:
         problems.append(f"declared bit-identical, but {len(different)} cases differ, the first: {different[0]}")
-    if said.identity == "pass" and distinct != 1:
-        problems.append(f"declared bit-identical, but repeated runs gave {distinct} different results")
+    if distinct != 1:
+        problems.append(f"repeated runs gave {distinct} different results; a candidate gives the same bits every time")
     if said.identity == "fail" and not different:
         problems.append("declared to differ from native somewhere, but every case is bit-identical")
     if said.beyond_tolerance is not None and found["precision"] == "fp32":

@@ -105,6 +105,12 @@ OUTCOMES = {  # id: (expect, verdict, words of each contradiction)
     "identical as declared": ({"identity": "pass"}, verdict(("normal", *SAME)), []),
     "not identical": ({"identity": "pass"}, verdict(("normal", *SAME), ("x100", *NEAR)), ["the first: case 1"]),
     "runs differ": ({"identity": "pass"}, verdict(("normal", *SAME), distinct=2), ["2 different results"]),
+    "runs of a control differ": (
+        {"identity": "fail"},
+        verdict(("normal", *NEAR), distinct=2),
+        ["2 different results"],
+    ),
+    "runs differ where nothing is claimed": ({}, verdict(("normal", *NEAR), distinct=3), ["3 different results"]),
     "a control too good": ({"identity": "fail"}, verdict(("normal", *SAME)), ["every case is bit-identical"]),
     "differs as declared": ({"identity": "fail"}, verdict(("normal", *NEAR)), []),
     "nothing claimed": ({"identity": "skip"}, verdict(("normal", *FAR)), []),
