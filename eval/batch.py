@@ -18,7 +18,7 @@ from typing import Any
 
 from kbsub.adapters.isolation import Outcome, Status, run_isolated
 from kbsub.adapters.pin import PIN
-from kbsub.eval.machine_facts import gpu_uuid
+from kbsub.eval.machine_facts import gpu_index, gpu_uuid
 from kbsub.eval.result import write_json_atomic
 
 SCHEMA = 1
@@ -157,8 +157,7 @@ def judge(job: Job, isolate: Callable[..., Outcome] = run_isolated) -> dict[str,
     """The row of one job, judged in a child process on this machine. Whatever the candidate does, a row comes back."""
     outcome = isolate(job.settings.target, _payload(job), timeout_s=job.settings.timeout_s)
     # Asked here, in the process whose environment the judge had: a worker of a cluster sees one GPU of several.
-    kind, _, index = job.settings.device.partition(":")
-    return {**row_of(job, outcome), "gpu_uuid": gpu_uuid(int(index or 0)) if kind == "cuda" else None}
+    return {**row_of(job, outcome), "gpu_uuid": gpu_uuid(gpu_index(job.settings.device))}
 
 
 def _payload(job: Job) -> dict[str, Any]:

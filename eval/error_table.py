@@ -16,7 +16,7 @@ import typer
 
 from kbsub.adapters.checkout import CheckoutMissing, find_checkout
 from kbsub.adapters.isolation import Status, describe_event
-from kbsub.eval.machine_facts import gpu_name
+from kbsub.eval.machine_facts import gpu_index, gpu_name
 from kbsub.eval.result import Baseline, Result, ResultError, read_result, row_key, update_result
 from kbsub.eval.stress_batch import Finished, run_batch
 
@@ -33,10 +33,10 @@ def command(
     """Measure the baselines against the float64 oracle. Exit code: 0 done, 1 a baseline did not run, 2 usage."""
     try:
         there = read_result(result)
-        here = gpu_name(0) if device.startswith("cuda") else None
+        here = gpu_name(gpu_index(device))
         if there.environment.gpu != here:
             raise ResultError(f"{result} was made with {there.environment.gpu or 'no GPU'}, this is {here or 'no GPU'}")
-    except ResultError as error:
+    except (ResultError, ValueError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from error
     try:

@@ -23,7 +23,20 @@ def measured_on(device: str) -> dict[str, Any] | None:
     return None if found.value is None else {**found.value["environment"], "project_commit": project_commit()}
 
 
-def gpu_name(index: int = 0) -> str | None:
+def gpu_index(device: str) -> int | None:
+    """The number of the GPU that "cuda:N" or "cuda" (or "", where none is asked for: 0) names; None for "cpu".
+
+    ValueError, in words for the person who wrote --device, for anything else.
+    """
+    if device == "cpu":
+        return None
+    kind, colon, number = device.partition(":")
+    if kind not in ("", "cuda") or (colon and not number.isdecimal()):
+        raise ValueError(f"--device {device}: write cuda, cuda:<index> or cpu")
+    return int(number or 0)
+
+
+def gpu_name(index: int | None = 0) -> str | None:
     """The name of a GPU that the NVIDIA driver offers to this process ("NVIDIA H200"), or None.
 
     Asked of the driver library itself: no context is made, and CUDA_VISIBLE_DEVICES counts.
@@ -35,7 +48,7 @@ def gpu_name(index: int = 0) -> str | None:
     return name.value.decode()
 
 
-def gpu_uuid(index: int = 0) -> str | None:
+def gpu_uuid(index: int | None = 0) -> str | None:
     """The UUID of that GPU as torch writes it, or None: two GPUs of one machine have one name."""
     number = (ctypes.c_ubyte * 16)()
     found = _gpu(index)
@@ -44,8 +57,10 @@ def gpu_uuid(index: int = 0) -> str | None:
     return str(uuid.UUID(bytes=bytes(number)))
 
 
-def _gpu(index: int) -> tuple[ctypes.CDLL, ctypes.c_int] | None:
-    """(the driver library, its handle of a GPU), or None without either."""
+def _gpu(index: int | None) -> tuple[ctypes.CDLL, ctypes.c_int] | None:
+    """(the driver library, its handle of a GPU), or None without either; index None is no GPU."""
+    if index is None:
+        return None
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:

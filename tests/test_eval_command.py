@@ -173,6 +173,7 @@ CALLS = [
     (["--only", "officail"], 2, "no such stage; there are official, identity"),
     (["--device", "tpu"], 2, "write cuda, cuda:<index> or cpu"),
     (["--device", "cpu:1"], 2, "write cuda, cuda:<index> or cpu"),
+    (["--device", "cuda:x"], 2, "write cuda, cuda:<index> or cpu"),
     (["--device", "cuda"], 3, "offers no such GPU"),
     (["--precision", "fp8"], 2, "fp32, fp16, bf16"),
     (["--task", "level1"], 2, "level<L>_<id>"),
@@ -188,6 +189,14 @@ def test_wrong_call(folder: Path, tmp_path: Path, arguments: list[str], code: in
     found, output = invoke(str(folder / "good_first.py"), *task, *arguments, "--out", str(out))
     assert (found, out.exists()) == (code, False), output
     assert words in " ".join(output.split())
+
+
+@pytest.mark.parametrize("command", ["bench", "baseline"])
+@pytest.mark.parametrize("device", ["cuda:x", "cuda:", "tpu", "cpu:1"])
+def test_every_command_reads_device_alike(command: str, device: str) -> None:
+    """`kbsub bench --device cuda:x` ended in a traceback."""
+    answer = CliRunner().invoke(app, [command, "--device", device])
+    assert answer.exit_code == 2 and f"--device {device}: write cuda, cuda:<index> or cpu" in answer.output, answer
 
 
 # what a candidate does to the result file while it is loaded

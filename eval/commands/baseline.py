@@ -28,9 +28,12 @@ def command(
     from kbsub.adapters.task import PRECISIONS
     from kbsub.eval.baseline_files import BaselinePlan, measure_all
     from kbsub.eval.baselines import BASELINES, require_known
-    from kbsub.eval.machine_facts import gpu_folder, gpu_name
+    from kbsub.eval.machine_facts import gpu_folder, gpu_index, gpu_name
 
-    gpu = gpu_name(int(device.partition(":")[2] or 0))
+    try:
+        gpu = gpu_name(gpu_index(device))
+    except ValueError as error:
+        _stop(2, str(error))
     if gpu is None:
         _stop(3, f"--device {device}: the NVIDIA driver offers no such GPU")
     if precision not in PRECISIONS:

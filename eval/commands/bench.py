@@ -58,14 +58,17 @@ def command(
         read_candidate,
     )
     from kbsub.eval.bench_record import store
-    from kbsub.eval.machine_facts import gpu_folder, gpu_name, submissions_folder
+    from kbsub.eval.machine_facts import gpu_folder, gpu_index, gpu_name, submissions_folder
     from kbsub.eval.result import ResultError, read_result
     from kbsub.eval.timing import TimingProtocol
 
     console = Console()
     if not console.is_terminal:
         console = Console(width=160)  # a log has no width of its own; 80 columns would fold every cell
-    gpu = None if device == "cpu" else gpu_name(int(device.partition(":")[2] or 0))
+    try:
+        gpu = gpu_name(gpu_index(device))
+    except ValueError as error:
+        _stop(2, str(error))
     if device != "cpu" and gpu is None:
         _stop(3, f"--device {device}: the NVIDIA driver offers no such GPU; rehearse the run with: --device cpu")
     precisions = [name.strip() for name in precision.split(",")]

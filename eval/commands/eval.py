@@ -36,7 +36,7 @@ def command(
 
     from kbsub.adapters.checkout import CheckoutError, CheckoutMissing, find_checkout
     from kbsub.adapters.task import TaskError, resolve_task
-    from kbsub.eval.machine_facts import gpu_folder, gpu_name
+    from kbsub.eval.machine_facts import gpu_folder, gpu_index, gpu_name
     from kbsub.eval.result import ResultError
     from kbsub.eval.runner import Plan, failures, run
     from kbsub.eval.stages import DEFAULT_STAGES, STAGES
@@ -47,10 +47,10 @@ def command(
     stages = tuple(name.strip() for name in only.split(",") if name.strip()) or DEFAULT_STAGES
     if unknown := [name for name in stages if name not in STAGES]:
         _stop(2, f"--only {','.join(unknown)}: no such stage; there are {', '.join(STAGES)}")
-    index = int(device.partition(":")[2] or 0) if device.partition(":")[2].isdecimal() or ":" not in device else -1
-    if index < 0 or device.partition(":")[0] not in ("", "cuda", "cpu") or device.startswith("cpu:"):
-        _stop(2, f"--device {device}: write cuda, cuda:<index> or cpu")
-    gpu = None if device == "cpu" else gpu_name(index)
+    try:
+        gpu = gpu_name(gpu_index(device))
+    except ValueError as error:
+        _stop(2, str(error))
     if device.startswith("cuda") and gpu is None:
         _stop(3, f"--device {device}: the NVIDIA driver offers no such GPU; see kbsub doctor")
     try:

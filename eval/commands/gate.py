@@ -65,14 +65,14 @@ def _plan(
     from kbsub.adapters.task import TaskError, resolve_task
     from kbsub.eval.commands.eval import _files
     from kbsub.eval.gate import EXIT_USAGE
-    from kbsub.eval.machine_facts import gpu_name
+    from kbsub.eval.machine_facts import gpu_index, gpu_name
     from kbsub.eval.runner import Plan
     from kbsub.eval.stages import STAGES
 
-    kind, _, number = device.partition(":")
-    if kind not in ("", "cuda", "cpu") or (":" in device and not number.isdecimal()) or device.startswith("cpu:"):
-        _stop(EXIT_USAGE, f"--device {device}: write cuda, cuda:<index> or cpu")
-    gpu = None if kind == "cpu" else gpu_name(int(number or 0))
+    try:
+        gpu = gpu_name(gpu_index(device))
+    except ValueError as error:
+        _stop(EXIT_USAGE, str(error))
     try:
         checkout: Path | None = find_checkout(kernelbench).path
     except CheckoutMissing as error:
@@ -88,10 +88,10 @@ def _plan(
             candidates=_files(names, task),
             stages=tuple(name for name in STAGES if name in required),
             precision=precision,
-            device=(device or "cuda") if gpu or kind == "cuda" else "cpu",
+            device=(device or "cuda") if gpu or device.startswith("cuda") else "cpu",
             kernelbench=checkout,
             timeout_s=timeout,
-            host_executor=kind == "cpu",
+            host_executor=device == "cpu",
             gpu=gpu,
         )
     except TaskError as error:
