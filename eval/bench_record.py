@@ -33,7 +33,7 @@ from kbsub.eval.result import (
     row_key,
     update_result,
 )
-from kbsub.eval.tables import run_of
+from kbsub.eval.tables import run_of, timings_by_scene
 
 
 def store(path: Path, record: Record, task: Task) -> Result | None:
@@ -206,9 +206,8 @@ def keep_pairs(result: Result, before: Mapping[str, Baseline]) -> None:
 
 def _timings_of(row: Baseline | Candidate) -> Iterator[tuple[str, str, str, Timing]]:
     """(run, scene, method, timing) of every timing of a row that names its run."""
-    scenes = {OFFICIAL: row.timing, **{key: shape.timing for key, shape in (row.shapes or {}).items()}}
-    for scene, timings in scenes.items():
-        for method, timing in (timings or {}).items():
+    for scene, timings in timings_by_scene(row).items():
+        for method, timing in timings.items():
             run = run_of(timing)
             if run is not None:
                 yield run, scene, method, timing

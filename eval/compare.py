@@ -114,9 +114,9 @@ def tables_of(result: Result, path: Path | None = None) -> list[Table]:
 
 
 def _marked(table: Table, result: Result, path: Path | None, precisions: Sequence[str]) -> Table:
-    if path is None or not result.task.level:  # a local task's folder is not known from its result
+    task = result.task.slug
+    if path is None or task is None:  # a local task's folder is not known from its result
         return table
-    task = f"level{result.task.level}_{result.task.problem_id}"
     stale = outdated(result, submissions_folder(task), precisions, gone=False)
     return mark(table, stale, f"submissions/{task}", f"--task {task} --out {path}")
 

@@ -36,6 +36,8 @@ def command(
         here = gpu_name(gpu_index(device))
         if there.environment.gpu != here:
             raise ResultError(f"{result} was made with {there.environment.gpu or 'no GPU'}, this is {here or 'no GPU'}")
+        if there.task.slug is None:
+            raise ResultError(f"{result} is of a local task; the table is made of KernelBench problems (level<L>_<id>)")
     except (ResultError, ValueError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from error
@@ -45,7 +47,7 @@ def command(
         checkout = None
     names = baseline or list(BASELINES)
     common = {
-        "task": f"level{there.task.level}_{there.task.problem_id}",
+        "task": there.task.slug,
         "precision": precision,
         "kernelbench": checkout,
         "device": device,

@@ -66,6 +66,11 @@ class TaskFacts(Loose):
     sha256: str
     provenance: str
 
+    @property
+    def slug(self) -> str | None:
+        """KernelBench's "level1_40"; None of a local task, whose name is not in its facts."""
+        return f"level{self.level}_{self.problem_id}" if self.level else None
+
 
 class Floors(Loose):
     """Measured in the same run: ms, GB/s; absent where they do not apply."""

@@ -138,7 +138,7 @@ def check_joinable(plan: Plan, out: Path) -> None:
     there = read_result(out)
     if there.task.sha256 != plan.task.sha256 or there.task.provenance != plan.task.provenance:
         raise ResultError(
-            f"{out} is about level{there.task.level}_{there.task.problem_id} ({there.task.provenance}), this run about "
+            f"{out} is about {there.task.slug or 'another task'} ({there.task.provenance}), this run about "
             f"{plan.task.slug} ({plan.task.provenance}); write to another file with --out"
         )
     if there.environment.gpu != plan.gpu:

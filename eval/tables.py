@@ -104,13 +104,18 @@ def run_of(timing: Timing | None) -> str | None:
     return str((timing.model_extra or {}).get("run")) if timing and (timing.model_extra or {}).get("run") else None
 
 
+def timings_by_scene(row: Baseline | Candidate) -> dict[str, dict[str, Timing]]:
+    """What a row was timed at: the official shape, then every other one. Scene -> method -> timing."""
+    others = {key: dict(shape.timing or {}) for key, shape in (row.shapes or {}).items()}
+    return {OFFICIAL: dict(row.timing or {}), **others}
+
+
 def beside(other: Baseline | Candidate, mine: Mapping[str, Timing] | None, scene: str = OFFICIAL) -> dict[str, Timing]:
     """The timings of `other` in a scene to hold `mine` against: where it is stored, the one of the same run as mine.
 
     A baseline that was timed again keeps the older samples that candidates were timed beside (bench_record).
     """
-    shape = None if scene == OFFICIAL else (other.shapes or {}).get(scene)
-    found = dict((other.timing if scene == OFFICIAL else shape.timing if shape is not None else None) or {})
+    found = timings_by_scene(other).get(scene, {})
     earlier = (other.model_extra or {}).get(EARLIER) or {}
     for method, timing in (mine or {}).items():
         block = earlier.get(run_of(timing), {}).get(scene, {}).get(method)
@@ -164,7 +169,7 @@ def timing_table(result: Result, precision: str = "fp32", reference: str = "eage
     replayed = "graph replay" if result.environment.gpu else "CPU rehearsal"
     headers = ["program (ms)", "contract", replayed, "quartiles", *UPSTREAM_METHODS]
     headers += [f"against {reference}", "of memory floor"]
-    name = f"level{result.task.level}_{result.task.problem_id} " if result.task.level else ""
+    name = f"{result.task.slug} " if result.task.slug else ""
     table = Table(f"{name}{precision}, {result.environment.gpu or 'CPU'}", headers)
     rows = programs(result, precision)
     base = rows.get(reference)

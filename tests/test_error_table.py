@@ -44,3 +44,10 @@ def test_a_result_of_another_machine_is_refused(tmp_path):
     path.write_text(json.dumps({**RESULT, "environment": {**RESULT["environment"], "gpu": "NVIDIA H200"}}))
     outcome = run(path)
     assert outcome.exit_code == 2 and "NVIDIA H200" in outcome.output
+
+
+def test_a_result_of_a_local_task_is_refused_in_words(tmp_path):
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps({**RESULT, "task": {**RESULT["task"], "level": 0, "problem_id": 0}}))
+    outcome = run(path)
+    assert outcome.exit_code == 2 and "is of a local task" in outcome.output
