@@ -25,7 +25,7 @@ TIMING_METHOD = "cuda_event"
 # A name that upstream does not know, so that it takes the plain path: exec in the reference's dict.
 BACKEND = "cupy"
 # Clients that upstream's `utils` imports and its evaluator never calls, with the names it takes from each.
-_CLIENTS = {"openai": "OpenAI", "litellm": "completion", "dotenv": "load_dotenv"}
+CLIENTS = {"openai": "OpenAI", "litellm": "completion", "dotenv": "load_dotenv"}
 
 _STAND_IN = "Inert stand-in of kb-submissions: the package is not installed, and the evaluator does not use it."
 
@@ -44,12 +44,12 @@ class Upstream:
 
 def stand_in_for_missing_clients() -> tuple[str, ...]:
     """Put an inert module where one of upstream's client packages is not installed; returns the stand-ins' names."""
-    for name, taken in _CLIENTS.items():
+    for name, taken in CLIENTS.items():
         if name not in sys.modules and importlib.util.find_spec(name) is None:
             module = types.ModuleType(name, _STAND_IN)
             setattr(module, taken, _inert(name))
             sys.modules[name] = module
-    return tuple(name for name in sorted(_CLIENTS) if getattr(sys.modules.get(name), "__doc__", None) == _STAND_IN)
+    return tuple(name for name in sorted(CLIENTS) if getattr(sys.modules.get(name), "__doc__", None) == _STAND_IN)
 
 
 def _inert(name: str) -> Callable[..., bool]:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 from kbsub.adapters.task import PRECISIONS, dtype_of
 from kbsub.eval import contract
+from kbsub.eval.declarations import read_declarations
 from kbsub.eval.host_executor import SMALL_LIMITS, HostExecutor, Limits
 from kbsub.eval.host_executor.executor import HostModule
 
@@ -28,16 +23,14 @@ def source_of(stem: str) -> str:
 
 
 def cuda_candidates(promise: str | None = None) -> dict[str, tuple[str, ...]]:
-    """Stem -> declared precisions of each file of level1_40 that has CUDA_SOURCE (one not yet declared: fp32).
+    """Stem -> declared precisions of each file of level1_40 that has CUDA_SOURCE.
 
     Left out: a control that is declared wrong already where the official check looks (tests/test_tokens.py has it).
     """
-    table = tomllib.loads((FOLDER / "candidates.toml").read_text(encoding="utf-8"))
-    stems = sorted(path.stem for path in FOLDER.glob("*.py") if "CUDA_SOURCE =" in path.read_text(encoding="utf-8"))
-    rows = {stem: table.get(stem, {"precision": ["fp32"], "contract": None}) for stem in stems}
-    wrong = {stem for stem, row in rows.items() if row.get("expect", {}).get("official") == "fail"}
     return {
-        s: tuple(row["precision"]) for s, row in rows.items() if promise in (None, row["contract"]) and s not in wrong
+        stem: row.precision
+        for stem, row in sorted(read_declarations(FOLDER).items())
+        if "CUDA_SOURCE =" in source_of(stem) and promise in (None, row.contract) and row.expect.official != "fail"
     }
 
 

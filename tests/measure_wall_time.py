@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from kbsub.adapters.checkout import find_checkout
+from kbsub.adapters.evaluator import CLIENTS
 from kbsub.adapters.isolation import run_isolated
 from kbsub.eval.machine_facts import display_path, measured_on
 from kbsub.eval.manifest import digest
@@ -33,11 +34,6 @@ from kbsub.eval.result import write_json_atomic
 
 FOLDER = Path(__file__).resolve().parents[1] / "submissions" / "level1_40"
 LIMIT_S = 240.0
-CLIENTS = {  # what upstream's utils take from packages that a local run never calls
-    "openai": "class OpenAI:\n    pass\n",
-    "litellm": "def completion(*a, **k):\n    raise RuntimeError('stand-in')\n",
-    "dotenv": "def load_dotenv(*a, **k):\n    return False\n",
-}
 
 Run = Callable[[], dict[str, Any]]  # {"seconds", "exit", "correct", ...} of one whole process
 
@@ -117,9 +113,9 @@ def upstream(candidate: Path, checkout: Path, scratch: Path, logs: Path, gpu_arc
     """Upstream's scripts/run_and_check.py, unmodified, on the same file."""
     stand_ins = scratch / "stand_ins"
     stand_ins.mkdir()
-    for name, body in CLIENTS.items():
-        if importlib.util.find_spec(name) is None:
-            (stand_ins / f"{name}.py").write_text(body)
+    for name, taken in CLIENTS.items():
+        if importlib.util.find_spec(name) is None:  # inert: a local run only loads the (absent) .env with one of them
+            (stand_ins / f"{name}.py").write_text(f"def {taken}(*arguments, **options):\n    return False\n")
     path = os.pathsep.join(filter(None, [str(checkout / "src"), os.environ.get("PYTHONPATH"), str(stand_ins)]))
     options = ["ref_origin=kernelbench", "dataset_src=local", "level=1", "problem_id=40", "backend=cupy"]
     options += [f"kernel_src_path={candidate}", "eval_mode=local", f"gpu_arch=['{gpu_arch}']"]

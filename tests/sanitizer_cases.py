@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import sys
 import time
 from collections.abc import Collection
 from pathlib import Path
@@ -16,12 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-from kbsub.adapters.task import dtype_of
+from kbsub.adapters.task import PRECISIONS, dtype_of
+from kbsub.eval.declarations import read_declarations
 from kbsub.eval.host_executor import kernel_names
 
 SUBMISSIONS = Path(__file__).resolve().parents[1] / "submissions"
@@ -53,21 +48,20 @@ class Candidate(NamedTuple):
 Part = tuple[str, str]  # of a process: a candidate's name, a precision
 
 
-def candidates(root: Path = SUBMISSIONS) -> dict[str, Candidate]:
+def candidates() -> dict[str, Candidate]:
     """Every file that has CUDA kernels, with fp32 and one 16-bit precision where it takes them."""
     found = {}
     for folder in FOLDERS:
-        table = tomllib.loads((root / folder / "candidates.toml").read_text("utf-8"))
-        for path in sorted((root / folder).glob("*.py")):
+        declared = read_declarations(SUBMISSIONS / folder)
+        for path in sorted((SUBMISSIONS / folder).glob("*.py")):
             source = path.read_text("utf-8")
             kernels = tuple(kernel_names(source))
             if len(kernels) != len(re.findall(r"^[^/\n]*__global__", source, re.MULTILINE)):
                 raise ValueError(f'{path.name}: has a __global__ that is not of the form extern "C" __global__ void')
             if kernels:
-                row = table.get(path.stem, {})
-                declared = row.get("precision", ["fp32"])
-                kept = [p for p in ("fp32", "fp16", "bf16") if p in declared][:2]
-                half = row.get("contract") == "control" and "fp16" in declared
+                row = declared[path.stem]
+                kept = [precision for precision in PRECISIONS if precision in row.precision][:2]
+                half = row.contract == "control" and "fp16" in row.precision
                 name = f"{folder}/{path.stem}"
                 found[name] = Candidate(name, source, kernels, tuple(kept), half)
     return found
