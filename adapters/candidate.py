@@ -10,8 +10,8 @@ import ast
 from pathlib import Path
 from typing import Any
 
-from kbsub.adapters.isolation import JudgeFailure, Status, is_out_of_memory
 from kbsub.adapters.task import Modules, Task
+from kbsub.eval.process.isolated import JudgeFailure, Status, is_out_of_memory
 
 # Imports that a machine without CUDA cannot honour.
 _CUDA_IMPORTS = ("cupy", "cupy_backends", "triton", "torch.utils.cpp_extension", "cutlass", "tilelang", "cuda")

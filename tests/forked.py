@@ -11,7 +11,11 @@ import os
 import sys
 from typing import Any
 
-PRELOAD = ["torch", "torch._dynamo", "kbsub.eval.guards.run"]  # torch.manual_seed imports _dynamo, a second each time
+PRELOAD = [
+    "torch",
+    "torch._dynamo",
+    "kbsub.eval.verdicts.guards.run",
+]  # torch.manual_seed imports _dynamo, a second each time
 
 
 def _one(target: str, payload: dict[str, Any], folder: str, queue: Any) -> None:

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from kbsub.adapters.task import PRECISIONS, dtype_of
-from kbsub.eval import contract
-from kbsub.eval.declarations import read_declarations
 from kbsub.eval.host_executor import SMALL_LIMITS, HostExecutor, Limits
 from kbsub.eval.host_executor.executor import HostModule
+from kbsub.eval.operators.layer_norm import order as contract
+from kbsub.eval.tasks.declarations import read_declarations
 
 FOLDER = Path(__file__).resolve().parents[1] / "submissions" / "level1_40"
 DTYPES = {precision: dtype_of(precision) for precision in PRECISIONS}

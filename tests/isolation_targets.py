@@ -11,7 +11,7 @@ import threading
 import time
 from typing import Any
 
-from kbsub.adapters.isolation import JudgeFailure, Status
+from kbsub.eval.process.isolated import JudgeFailure, Status
 
 
 def answer(payload: dict[str, Any], progress: Any) -> dict[str, Any]:

@@ -31,8 +31,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kbsub.eval.machine_facts import measured_on
-from kbsub.eval.result import write_json_atomic
+from kbsub.eval.results.model import write_json_atomic
+from kbsub.eval.run.machine_facts import measured_on
 
 sys.path.insert(0, str(Path(__file__).parent))
 from sanitizer_cases import Candidate, Part, candidates, cases, exercise, groups

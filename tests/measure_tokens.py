@@ -27,10 +27,10 @@ from pathlib import Path
 from typing import Any
 
 from kbsub.adapters.checkout import find_checkout
-from kbsub.adapters.isolation import JudgeFailure, Outcome, Status
-from kbsub.eval.bench_plan import read_bench_file, read_candidate
-from kbsub.eval.declarations import read_declarations
-from kbsub.eval.result import write_json_atomic
+from kbsub.eval.bench.plan import read_bench_file, read_candidate
+from kbsub.eval.process.isolated import JudgeFailure, Outcome, Status
+from kbsub.eval.results.model import write_json_atomic
+from kbsub.eval.tasks.declarations import read_declarations
 
 FOLDER = Path(__file__).resolve().parents[1] / "submissions" / "local_layernorm_tokens"
 TASK = f"local:{os.path.relpath(FOLDER / 'reference.py')}"  # no absolute path of a machine gets into a result
@@ -148,8 +148,8 @@ def in_this_process(
 
 def official(out: Path, kernelbench: Path | None) -> None:
     from kbsub.adapters.task import resolve_task
-    from kbsub.eval import runner
-    from kbsub.eval.machine_facts import gpu_name
+    from kbsub.eval.run import runner
+    from kbsub.eval.run.machine_facts import gpu_name
 
     runner.run_isolated = in_this_process  # type: ignore[attr-defined]
     for precision in PRECISIONS:
@@ -264,9 +264,9 @@ def tune(out: Path) -> None:
     import torch
 
     from kbsub.adapters.task import resolve_task
-    from kbsub.eval.machine import machine_for
-    from kbsub.eval.ring import Ring, RingProgram
-    from kbsub.eval.scene import BenchScene
+    from kbsub.eval.bench.machine import machine_for
+    from kbsub.eval.bench.ring import Ring, RingProgram
+    from kbsub.eval.bench.scene import BenchScene
 
     machine: Any = machine_for("cuda")
     source = read_candidate(FOLDER / "token_best.py").source

@@ -25,14 +25,14 @@ else:
     import tomli as tomllib
 
 from kbsub.adapters.checkout import find_checkout
-from kbsub.adapters.isolation import Outcome, Status, run_isolated
-from kbsub.eval.machine_facts import measured_on
-from kbsub.eval.manifest import digest
-from kbsub.eval.result import write_json_atomic
+from kbsub.eval.process.isolated import Outcome, Status, run_isolated
+from kbsub.eval.results.manifest import digest
+from kbsub.eval.results.model import write_json_atomic
+from kbsub.eval.run.machine_facts import measured_on
 
 FOLDER = Path(__file__).resolve().parent / "bad_twins"
 SAME_MACHINE = ("gpu", "driver", "torch", "cuda", "kernelbench_commit")  # what rows of one file have in common
-OFFICIAL, GUARDS = "kbsub.eval.official:judge", "kbsub.eval.guards:judge"
+OFFICIAL, GUARDS = "kbsub.eval.verdicts.official.judge:judge", "kbsub.eval.verdicts.guards:judge"
 
 
 def measure(name: str, label: dict[str, Any], shared: dict[str, Any], timeout_s: float) -> dict[str, Any]:

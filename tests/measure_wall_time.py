@@ -27,10 +27,10 @@ from typing import Any
 
 from kbsub.adapters.checkout import find_checkout
 from kbsub.adapters.evaluator import CLIENTS
-from kbsub.adapters.isolation import run_isolated
-from kbsub.eval.machine_facts import display_path, measured_on
-from kbsub.eval.manifest import digest
-from kbsub.eval.result import write_json_atomic
+from kbsub.eval.process.isolated import run_isolated
+from kbsub.eval.results.manifest import digest
+from kbsub.eval.results.model import write_json_atomic
+from kbsub.eval.run.machine_facts import display_path, measured_on
 
 FOLDER = Path(__file__).resolve().parents[1] / "submissions" / "level1_40"
 LIMIT_S = 240.0
@@ -148,7 +148,7 @@ def where_it_goes(candidate: Path, checkout: Path, device: str) -> dict[str, Any
         "kernelbench": str(checkout),
         "device": device,
     }
-    outcome = run_isolated("kbsub.eval.official:judge", payload, timeout_s=LIMIT_S, on_progress=note)
+    outcome = run_isolated("kbsub.eval.verdicts.official.judge:judge", payload, timeout_s=LIMIT_S, on_progress=note)
     return {"status": outcome.status.value, "began_s": began, "ended_s": round(outcome.seconds, 3)}
 
 

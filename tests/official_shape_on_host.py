@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
-from kbsub.eval import golden
 from kbsub.eval.host_executor import H200_LIMITS, host_namespace
+from kbsub.eval.measure import golden
 
 sys.path.insert(0, str(Path(__file__).parent))
 from host_run import source_of

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from kbsub.adapters import evaluator
-from kbsub.adapters.isolation import JudgeFailure
-from kbsub.eval import official
+from kbsub.eval.process.isolated import JudgeFailure
+from kbsub.eval.verdicts.official import judge as official
 
 
 class HostEvent:

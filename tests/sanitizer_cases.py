@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import torch
 
 from kbsub.adapters.task import PRECISIONS, dtype_of
-from kbsub.eval.declarations import read_declarations
 from kbsub.eval.host_executor import kernel_names
+from kbsub.eval.tasks.declarations import read_declarations
 
 SUBMISSIONS = Path(__file__).resolve().parents[1] / "submissions"
 FOLDERS = ("level1_40", "local_layernorm_tokens")

@@ -8,9 +8,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from kbsub.eval.audit import audit
 from kbsub.eval.cli import app
-from kbsub.eval.predicate import compare
+from kbsub.eval.operators.compare.predicate import compare
+from kbsub.eval.results.audit import audit
 
 WITNESS = compare(torch.tensor([0.0]), torch.tensor([1.00005e-4])).to_json()  # close in the official order only
 TURNED = compare(torch.tensor([1.00005e-4]), torch.tensor([0.0])).to_json()  # close in the other order only

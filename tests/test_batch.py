@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from kbsub.adapters.isolation import Outcome, Status
-from kbsub.eval import batch as batches
-from kbsub.eval import batch_command
-from kbsub.eval.batch import BatchError, Settings, evaluate, find_samples, prepare, read_row, row_path
+from kbsub.eval.commands import batch_command
+from kbsub.eval.process.isolated import Outcome, Status
+from kbsub.eval.run import batch as batches
+from kbsub.eval.run.batch import BatchError, Settings, evaluate, find_samples, prepare, read_row, row_path
 
 TESTS = Path(__file__).resolve().parent
 SETTINGS = Settings(device="cpu", target="batch_targets:judge", timeout_s=30.0)
@@ -186,8 +186,8 @@ DRIVER = """
 import sys
 from pathlib import Path
 from rich.console import Console
-from kbsub.eval.batch import BatchError, Settings
-from kbsub.eval.batch_command import run_folder
+from kbsub.eval.run.batch import BatchError, Settings
+from kbsub.eval.commands.batch_command import run_folder
 import test_batch
 if len(sys.argv) > 2:
     import resource
@@ -283,7 +283,7 @@ distributed = pytest.importorskip("distributed", reason="distributed: pip instal
 
 
 def test_a_worker_killed_half_way_loses_no_row(folder):
-    from kbsub.eval import cluster
+    from kbsub.eval.run import cluster
 
     stems = [
         sample(folder, index, f"sleep=0.05 ms={index}" + (" kill_worker=1" if index == 3 else "")) for index in range(8)
@@ -306,7 +306,7 @@ def test_a_worker_killed_half_way_loses_no_row(folder):
 
 
 def test_a_row_that_kills_every_worker_is_a_row_too(folder):
-    from kbsub.eval import cluster
+    from kbsub.eval.run import cluster
 
     killer = sample(folder, 0, "kill_always=1")
     good = sample(folder, 1, "ms=1")
@@ -327,14 +327,14 @@ WORKERS = [
 
 @pytest.mark.parametrize(("workers", "words"), WORKERS)
 def test_workers_that_would_share_a_gpu_are_refused(workers, words):
-    from kbsub.eval.cluster import worker_problem
+    from kbsub.eval.run.cluster import worker_problem
 
     problem = worker_problem(workers)
     assert (problem is None) if words is None else (problem and words in problem)
 
 
 def test_no_scheduler_is_said_within_seconds():
-    from kbsub.eval.cluster import remote_client
+    from kbsub.eval.run.cluster import remote_client
 
     with (
         pytest.raises(BatchError, match="no dask scheduler answers"),

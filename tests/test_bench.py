@@ -10,14 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from kbsub.adapters.isolation import Outcome, Status
 from kbsub.adapters.task import load_local_task
-from kbsub.eval.bench import run_bench
-from kbsub.eval.bench_plan import CandidateFile, Plan, SceneSpec
-from kbsub.eval.bench_record import _floors, store
-from kbsub.eval.machine import CpuMachine
-from kbsub.eval.result import read_result
-from kbsub.eval.timing import TimingProtocol
+from kbsub.eval.bench.machine import CpuMachine
+from kbsub.eval.bench.parent import run_bench
+from kbsub.eval.bench.plan import CandidateFile, Plan, SceneSpec
+from kbsub.eval.bench.record import _floors, store
+from kbsub.eval.bench.timing import TimingProtocol
+from kbsub.eval.process.isolated import Outcome, Status
+from kbsub.eval.results.model import read_result
 
 sys.path.insert(0, str(Path(__file__).parent))
 from small_reference import REFERENCE
@@ -232,7 +232,8 @@ def test_the_child_calls_upstreams_methods_for_candidates_and_baselines_alike(ke
     import torch
 
     from kbsub.adapters.evaluator import import_upstream
-    from kbsub.eval import baselines, bench_child
+    from kbsub.eval.bench import baselines
+    from kbsub.eval.bench import child as bench_child
 
     timing = import_upstream(kernelbench.path).module.timing
 

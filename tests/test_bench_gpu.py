@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from kbsub.adapters.task import load_local_task
-from kbsub.eval.bench import run_bench
-from kbsub.eval.bench_plan import CandidateFile, ChainSpec, Plan, SceneSpec
-from kbsub.eval.bench_record import store
-from kbsub.eval.result import read_result
-from kbsub.eval.timing import METHODS, TimingProtocol
+from kbsub.eval.bench.parent import run_bench
+from kbsub.eval.bench.plan import CandidateFile, ChainSpec, Plan, SceneSpec
+from kbsub.eval.bench.record import store
+from kbsub.eval.bench.timing import METHODS, TimingProtocol
+from kbsub.eval.results.model import read_result
 
 pytestmark = pytest.mark.gpu
 

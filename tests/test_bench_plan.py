@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kbsub.eval import quality
-from kbsub.eval.baselines import require_known
-from kbsub.eval.bench_plan import (
+from kbsub.eval.bench import quality
+from kbsub.eval.bench.baselines import require_known
+from kbsub.eval.bench.plan import (
     BenchFile,
     CandidateFile,
     PlanError,
@@ -17,8 +17,8 @@ from kbsub.eval.bench_plan import (
     plan_scenes,
     read_bench_file,
 )
-from kbsub.eval.machine_facts import submissions_folder
-from kbsub.eval.result import Result
+from kbsub.eval.results.model import Result
+from kbsub.eval.run.machine_facts import submissions_folder
 
 # ---- the plan ----
 

@@ -13,7 +13,7 @@ import torch
 
 from kbsub.adapters.candidate import load_candidate
 from kbsub.adapters.task import load_task
-from kbsub.eval.declarations import read_declarations
+from kbsub.eval.tasks.declarations import read_declarations
 
 FOLDER = Path(__file__).resolve().parents[1] / "submissions" / "level1_40"
 torch.set_num_threads(1)  # tiny tensors: thread pools only wait for each other

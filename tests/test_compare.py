@@ -13,12 +13,13 @@ from typer.testing import CliRunner
 sys.path.insert(0, str(Path(__file__).parent))
 from stored_result import content, with_files
 
-from kbsub.adapters.isolation import Outcome, Status
-from kbsub.eval import compare, schema
-from kbsub.eval.baseline_files import BaselinePlan, add_entry, measure_all
-from kbsub.eval.baselines import BASELINES
+from kbsub.eval.bench.baseline_files import BaselinePlan, add_entry, measure_all
+from kbsub.eval.bench.baselines import BASELINES
 from kbsub.eval.cli import app
-from kbsub.eval.result import Result, write_json_atomic
+from kbsub.eval.process.isolated import Outcome, Status
+from kbsub.eval.report import leaderboard as compare
+from kbsub.eval.report import schema
+from kbsub.eval.results.model import Result, write_json_atomic
 
 
 def other(**environment: str) -> dict:
@@ -117,7 +118,7 @@ def plan(folder: Path, **changes) -> BaselinePlan:
 
 
 def answer(target, payload, *, timeout_s):
-    assert target == "kbsub.eval.baselines:measure"
+    assert target == "kbsub.eval.bench.baselines:measure"
     if payload["baseline"] == "compile_max_autotune":
         return Outcome(Status.TIMEOUT, None, "TIMEOUT after 9 s", "", 9.0)
     return Outcome(Status.OK, {"name": "40_LayerNorm.py", "level": 1, "stats": STATS}, "", "", 1.0)

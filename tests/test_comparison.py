@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kbsub.eval.comparison import MARGIN, Comparison, Verdict, compare, interval, judge, unpaired
+from kbsub.eval.bench.compare import MARGIN, Comparison, Verdict, compare, interval, judge, unpaired
 
 ROUNDS = 35  # the protocol's number
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kbsub.eval import compile_gate
-from kbsub.eval.compile_gate import DEVICES, compile_source, findings, read_budget, source_and_options
-from kbsub.eval.host_executor import kernel_names
+from kbsub.eval.host_executor import compile_gate, kernel_names
+from kbsub.eval.host_executor.compile_gate import DEVICES, compile_source, findings, read_budget, source_and_options
 
 sys.path.insert(0, str(Path(__file__).parent))
 from host_run import FOLDER, cuda_candidates
@@ -58,7 +57,9 @@ def test_budget_names_the_kernels_there_are() -> None:
         if "CUDA_SOURCE" in space:
             there[path.stem] = set(kernel_names(space["CUDA_SOURCE"]))
     named = {stem: set(kernels) for stem, kernels in BUDGET.items()}
-    assert named == there, "remake it: python -m kbsub.eval.compile_gate --write tests/resource_budget.toml FILE ..."
+    assert named == there, (
+        "remake it: python -m kbsub.eval.host_executor.compile_gate --write tests/resource_budget.toml FILE ..."
+    )
 
 
 def kernel(body: str, parameters: str = "float* y") -> str:

@@ -14,8 +14,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kbsub.eval import contract
 from kbsub.eval.host_executor import H200_LIMITS, RTX3090_LIMITS, RTX4090_LIMITS, SMALL_LIMITS, Limits, host_namespace
+from kbsub.eval.operators.layer_norm import order as contract
 
 sys.path.insert(0, str(Path(__file__).parent))
 from host_run import DTYPES, cuda_candidates, disagreement, drawn, source_of
@@ -26,9 +26,7 @@ BIT_IDENTICAL = cuda_candidates("bit-identical")
 def examples(count: int) -> settings:
     """The same examples on every machine and in every run; one may take long (a compile)."""
     unhealthy = list(HealthCheck)
-    return settings(
-        max_examples=count, deadline=None, derandomize=True, database=None, suppress_health_check=unhealthy
-    )
+    return settings(max_examples=count, deadline=None, derandomize=True, database=None, suppress_health_check=unhealthy)
 
 
 BITS = st.integers(0, 2**32 - 1)

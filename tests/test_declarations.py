@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kbsub.eval.declarations import (
+from kbsub.eval.tasks.declarations import (
     Declaration,
     DeclarationError,
     declaration_of,

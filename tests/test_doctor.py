@@ -8,8 +8,8 @@ import shutil
 import pytest
 from typer.testing import CliRunner
 
-from kbsub.eval import doctor
-from kbsub.eval.doctor import ABILITIES, Finding, abilities, cupy_findings, torch_findings
+from kbsub.eval.run import doctor
+from kbsub.eval.run.doctor import ABILITIES, Finding, abilities, cupy_findings, torch_findings
 
 H200 = {"version": "2.11.0+cu130", "cuda": "13.0", "gpus": ["NVIDIA H200"], "error": ""}
 CPU = {"version": "2.13.0+cpu", "cuda": None, "gpus": [], "error": ""}

@@ -1,4 +1,4 @@
-"""The baselines' error table joins a result file and loses nothing of it: eval/error_table.py."""
+"""The baselines' error table joins a result file and loses nothing of it: eval/measure/error_table.py."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import json
 import typer
 from typer.testing import CliRunner
 
-from kbsub.eval.error_table import command
-from kbsub.eval.result import SCHEMA
+from kbsub.eval.measure.error_table import command
+from kbsub.eval.results.model import SCHEMA
 
 RESULT = {
     "schema": SCHEMA,

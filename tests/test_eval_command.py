@@ -15,11 +15,11 @@ import pytest
 from filelock import FileLock
 from typer.testing import CliRunner
 
-from kbsub.adapters.isolation import Outcome, Status
-from kbsub.eval import machine_facts
 from kbsub.eval.cli import app
-from kbsub.eval.runner import Row, _record
-from kbsub.eval.stages import STAGES
+from kbsub.eval.process.isolated import Outcome, Status
+from kbsub.eval.run import machine_facts
+from kbsub.eval.run.runner import Row, _record
+from kbsub.eval.verdicts.register import STAGES
 
 REFERENCE = """
 import torch
@@ -248,7 +248,7 @@ def test_an_option_that_a_run_folder_has_no_use_for_is_refused(tmp_path: Path, o
 def test_names_in_tables_are_no_markup() -> None:
     from rich.console import Console
 
-    from kbsub.eval.verdict_table import added_table, official_table
+    from kbsub.eval.report.terminal import added_table, official_table
 
     plan = SimpleNamespace(task=SimpleNamespace(slug="level1_40", provenance="embedded"), precision="fp32")
     fields = {"status": "CRASHED"}
@@ -262,7 +262,7 @@ def test_names_in_tables_are_no_markup() -> None:
 
 
 def test_files_are_named_with_their_folder_or_alone() -> None:
-    from kbsub.eval.verdict_table import explanations
+    from kbsub.eval.report.terminal import explanations
 
     ended = {"official": Outcome(Status.CRASHED, None, "gone", "", 0.0)}
     lines = [explanations([Row(Path(name), "x", {}, ended)])[0].split(",")[0] for name in ("x.py", "a/b/x.py")]
@@ -287,7 +287,7 @@ def test_file_of_another_task_is_refused_before_anything_runs(folder: Path, tmp_
 
 def test_parent_does_not_import_torch() -> None:
     """`kbsub --help` answers at once, and the parent never pays for what its children import again."""
-    code = "import sys, kbsub.eval.cli, kbsub.eval.runner, kbsub.eval.verdict_table; sys.exit('torch' in sys.modules)"
+    code = "import sys, kbsub.eval.cli, kbsub.eval.run.runner, kbsub.eval.report.terminal; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from kbsub.eval.evidence_tables import evidence_table
-from kbsub.eval.report import remade
-from kbsub.eval.result import ResultError, write_json_atomic
+from kbsub.eval.report.evidence import evidence_table
+from kbsub.eval.report.papers import remade
+from kbsub.eval.results.model import ResultError, write_json_atomic
 
 sys.path.insert(0, str(Path(__file__).parent))
 from stored_result import content, with_files

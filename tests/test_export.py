@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from kbsub.eval.export import MAPPING_FILE, Best, Entry, ExportError, best_of, choose_entries, export
+from kbsub.eval.run.export import MAPPING_FILE, Best, Entry, ExportError, best_of, choose_entries, export
 
 SOURCES = {"slow": b"# slow\r\n", "fast": b"# fast \xc3\xa9\n", "wrong": b"# wrong\n", "stale": b"# stale\n"}
 CONTRACTS = {"slow": "tolerance", "fast": "bit-identical", "wrong": "control", "stale": "tolerance"}

@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from kbsub.eval.cli import app
-from kbsub.eval.gate import CHECKS, Answer, Check, answers, exit_code
-from kbsub.eval.gate_report import as_json, as_junit
+from kbsub.eval.report.gate_report import as_json, as_junit
+from kbsub.eval.run.gate import CHECKS, Answer, Check, answers, exit_code
 
 HERE = Path(__file__).resolve().parent
 LADDER = HERE.parent / "submissions" / "level1_40"

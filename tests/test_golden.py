@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from kbsub.eval import contract, golden
 from kbsub.eval.host_executor import SMALL_LIMITS, host_namespace
+from kbsub.eval.measure import golden
+from kbsub.eval.operators.layer_norm import order as contract
 
 sys.path.insert(0, str(Path(__file__).parent))
 from host_run import DTYPES, array_of, cuda_candidates, source_of
@@ -28,7 +29,8 @@ RSTD_ULPS = 2  # CUDA's documented error of rsqrtf; the host's is correctly roun
 OFFICIAL_SECONDS, OFFICIAL_BYTES = 60, 2e9
 
 recorded = pytest.mark.skipif(
-    not FILES, reason="golden: no tests/golden/*.json (record on a GPU: python -m kbsub.eval.golden --write FILE)"
+    not FILES,
+    reason="golden: no tests/golden/*.json (record on a GPU: python -m kbsub.eval.measure.golden --write FILE)",
 )
 
 

@@ -18,16 +18,16 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-from kbsub.adapters.isolation import Status, run_isolated
-from kbsub.eval.declarations import read_declarations
-from kbsub.eval.guards.run import REGISTER
+from kbsub.eval.process.isolated import Status, run_isolated
+from kbsub.eval.tasks.declarations import read_declarations
+from kbsub.eval.verdicts.guards.run import REGISTER
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 from forked import run_forked  # noqa: E402
 from measure_twins import FOLDER, kept  # noqa: E402
 
-TARGET = "kbsub.eval.guards:judge"
+TARGET = "kbsub.eval.verdicts.guards:judge"
 TASK = f"local:{HERE / 'small_layer_norm.py'}"
 TWINS = tomllib.loads((HERE / "bad_twins" / "twins.toml").read_text("utf-8"))
 ON_CPU = [name for name, label in TWINS.items() if label.get("needs") != "cuda"]

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from kbsub.eval.compile_gate import option_sets
 from kbsub.eval.host_executor import H200_LIMITS, SMALL_LIMITS, host_namespace, kernel_names, poisoned
+from kbsub.eval.host_executor.compile_gate import option_sets
 
 sys.path.insert(0, str(Path(__file__).parent))
 from host_run import DTYPES, cuda_candidates, disagreement, source_of

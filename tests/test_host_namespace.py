@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from kbsub.adapters.isolation import Status
 from kbsub.eval.host_executor import (
     H200_LIMITS,
     SMALL_LIMITS,
@@ -24,6 +23,7 @@ from kbsub.eval.host_executor import (
     kernel_names,
 )
 from kbsub.eval.host_executor.memory import transfer
+from kbsub.eval.process.isolated import Status
 
 CANDIDATES = Path(__file__).resolve().parents[1] / "submissions" / "level1_40"
 

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from kbsub.adapters.isolation import JudgeFailure, Status, run_isolated
-from kbsub.eval import bitwise, identity
-from kbsub.eval.bitwise import first_difference, judge_pair, repeated_hashes, ulps
-from kbsub.eval.declarations import read_declarations
-from kbsub.eval.identity import judge
-from kbsub.eval.identity_cases import FULL_SIZE, GROUPS, OFFICIAL_SHAPE, count, inputs_of, steps
+from kbsub.eval.operators.compare import bitwise
+from kbsub.eval.operators.compare.bitwise import first_difference, judge_pair, repeated_hashes, ulps
+from kbsub.eval.operators.layer_norm.identity_cases import FULL_SIZE, GROUPS, OFFICIAL_SHAPE, count, inputs_of, steps
+from kbsub.eval.process.isolated import JudgeFailure, Status, run_isolated
+from kbsub.eval.tasks.declarations import read_declarations
+from kbsub.eval.verdicts.identity import judge as identity
+from kbsub.eval.verdicts.identity.judge import judge
 
 FOLDER = Path(__file__).resolve().parents[1] / "submissions" / "level1_40"
 torch.set_num_threads(1)  # tiny tensors: thread pools only wait for each other
@@ -231,7 +232,11 @@ def test_it_runs_in_a_child_process_and_tells_each_case():
     events: list[dict] = []
     one_thread = {"OMP_NUM_THREADS": "1"}  # tiny tensors
     outcome = run_isolated(
-        "kbsub.eval.identity:judge", payload(""), timeout_s=120, on_progress=events.append, env=one_thread
+        "kbsub.eval.verdicts.identity.judge:judge",
+        payload(""),
+        timeout_s=120,
+        on_progress=events.append,
+        env=one_thread,
     )
     assert outcome.status is Status.OK, outcome.message + outcome.log
     assert outcome.value["identical"] == outcome.value["total"]
@@ -341,7 +346,7 @@ def test_on_a_gpu_every_bit_is_natives(stem):
         "declaration": row.model_dump(mode="json"),
         "repeats": 20,
     }
-    outcome = run_isolated("kbsub.eval.identity:judge", data, timeout_s=300)
+    outcome = run_isolated("kbsub.eval.verdicts.identity.judge:judge", data, timeout_s=300)
     assert outcome.status is Status.OK, outcome.message
     wrong = [case for case in outcome.value["cases"] if not case.get("identical", True)]
     assert not wrong and not outcome.value["contradictions"], wrong[:1]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kbsub.adapters.isolation import (
+from kbsub.eval.process.isolated import (
     MEMORY_LIMIT_VARIABLE,
     Outcome,
     Status,

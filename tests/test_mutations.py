@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 import torch
 
-from kbsub.eval import contract
 from kbsub.eval.host_executor import H200_LIMITS, SMALL_LIMITS, HostFault, host_namespace
 from kbsub.eval.host_executor.build import LAUNCH_BOUNDS
+from kbsub.eval.operators.layer_norm import order as contract
 
 sys.path.insert(0, str(Path(__file__).parent))
 from host_run import cuda_candidates, disagreement, source_of

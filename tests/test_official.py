@@ -15,13 +15,14 @@ import pytest
 import torch
 
 from kbsub.adapters import environment, evaluator
-from kbsub.adapters.isolation import JudgeFailure, Outcome, Status, run_isolated
 from kbsub.adapters.task import load_local_task, load_task
-from kbsub.eval import official, runner
-from kbsub.eval.floors import memory_floor_ms
-from kbsub.eval.runner import Row, _record
-from kbsub.eval.stages import STAGES
-from kbsub.eval.verdict_table import flags, speedup
+from kbsub.eval.bench.floors import memory_floor_ms
+from kbsub.eval.process.isolated import JudgeFailure, Outcome, Status, run_isolated
+from kbsub.eval.report.terminal import flags, speedup
+from kbsub.eval.run import runner
+from kbsub.eval.run.runner import Row, _record
+from kbsub.eval.verdicts.official import judge as official
+from kbsub.eval.verdicts.register import STAGES
 
 REFERENCE = """
 import time
@@ -196,7 +197,7 @@ def row_for(returned: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> R
     # A candidate that is right: whatever the row says comes from the replaced function.
     payload["candidate_source"] = FORWARD.format("return x * 2")
     row = Row(tmp_path / "x.py", "x", {"stages": {}, "status": "NOT_RUN"})
-    from kbsub.adapters.isolation import Outcome
+    from kbsub.eval.process.isolated import Outcome
 
     try:
         outcome = Outcome(Status.OK, official.judge(payload, lambda event: None), "", "", 1.0)
@@ -268,7 +269,7 @@ def test_official_stage_needs_the_checkout(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_other_stages_never_touch_the_status() -> None:
-    from kbsub.adapters.isolation import Outcome
+    from kbsub.eval.process.isolated import Outcome
 
     row = Row(Path("x.py"), "x", {"stages": {}, "status": "OK", "reason": None, "official": {"correctness": True}})
     for name in ("identity", "stress", "oracle", "guards"):

@@ -1,4 +1,4 @@
-"""The float64 oracle, checked against exact rationals: eval/oracle.py."""
+"""The float64 oracle, checked against exact rationals: eval/operators/compare/oracle.py."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy
 import pytest
 import torch
 
-from kbsub.eval import oracle
-from kbsub.eval.oracle import answer, error_of, is_bare_layer_norm, layer_norm, nearer
+from kbsub.eval.operators.compare import oracle
+from kbsub.eval.operators.compare.oracle import answer, error_of, is_bare_layer_norm, layer_norm, nearer
 
 F32_MAX = float(torch.finfo(torch.float32).max)
 

@@ -1,4 +1,4 @@
-"""The official predicate as a value: eval/predicate.py."""
+"""The official predicate as a value: eval/operators/compare/predicate.py."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kbsub.eval import predicate
-from kbsub.eval.predicate import PredicateError, compare, same_bits
+from kbsub.eval.operators.compare import predicate
+from kbsub.eval.operators.compare.predicate import PredicateError, compare, same_bits
 
 NAN, INF = math.nan, math.inf
 

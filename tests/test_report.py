@@ -11,9 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from kbsub.eval import manifest, plots, report, report_tables, tables
-from kbsub.eval.bench_record import keep_pairs
-from kbsub.eval.result import Result, Timing, read_result, write_json_atomic
+from kbsub.eval.bench.record import keep_pairs
+from kbsub.eval.report import papers as report
+from kbsub.eval.report import plots, tables
+from kbsub.eval.report import verdict_tables as report_tables
+from kbsub.eval.results import manifest
+from kbsub.eval.results.model import Result, Timing, read_result, write_json_atomic
 
 sys.path.insert(0, str(Path(__file__).parent))
 from stored_result import OTHER_RUN, content, replay, with_files

@@ -129,7 +129,7 @@ def test_the_licence_of_the_reference_arithmetic_travels():
 
 
 def test_each_file_that_follows_pytorchs_arithmetic_credits_its_authors():
-    from kbsub.eval.declarations import read_declarations
+    from kbsub.eval.tasks.declarations import read_declarations
 
     following = [ROOT / "eval" / "contract.py"]
     for table in ROOT.glob("submissions/*/candidates.toml"):

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from kbsub.eval.files import replace_atomic
-from kbsub.eval.result import (
+from kbsub.eval.results.files import replace_atomic
+from kbsub.eval.results.model import (
     SCHEMA,
     Result,
     ResultError,

@@ -12,9 +12,9 @@ import torch
 
 import kbsub.submissions
 from kbsub.adapters.task import load_local_task, load_task
-from kbsub.eval import stress
-from kbsub.eval.stress_cases import suite
-from kbsub.eval.stress_models import BASELINES, Entrant, task_cases
+from kbsub.eval.suite import judge as stress
+from kbsub.eval.suite.models import BASELINES, Entrant, task_cases
+from kbsub.eval.tasks.cases import suite
 
 sys.path.insert(0, str(Path(__file__).parent))
 from stress_stand_ins import NATIVE, RIGHT, WRONG, source
@@ -244,7 +244,7 @@ def test_the_record_is_json_with_the_keys_of_the_result_file():
 
 
 def test_the_oracle_stage_gives_three_keys_a_case():
-    from kbsub.eval import oracle
+    from kbsub.eval.operators.compare import oracle
 
     candidate = {"stem": "right", "candidate_source": source(RIGHT)}
     record = oracle.judge({**COMMON, **candidate, "only": ["+1000/*"]}, lambda event: None)

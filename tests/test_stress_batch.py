@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kbsub.adapters.isolation import Outcome, Status
-from kbsub.eval import shared_stages
-from kbsub.eval.shared_stages import SHARED, SharedStages
-from kbsub.eval.stress_batch import MAX_CRASHES, Finished, run_batch
+from kbsub.eval.process.isolated import Outcome, Status
+from kbsub.eval.run import shared as shared_stages
+from kbsub.eval.run.shared import SHARED, SharedStages
+from kbsub.eval.suite.batch import MAX_CRASHES, Finished, run_batch
 
 sys.path.insert(0, str(Path(__file__).parent))
 from stress_stand_ins import NATIVE, RIGHT, source

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import kbsub.submissions
-from kbsub.eval.stress_cases import (
+from kbsub.eval.suite.records import contradictions, counts, unexpected
+from kbsub.eval.tasks.cases import (
     CHECKS,
     EPS,
     INPUTS,
@@ -19,7 +20,6 @@ from kbsub.eval.stress_cases import (
     select,
     suite,
 )
-from kbsub.eval.stress_records import contradictions, counts, unexpected
 
 LEVEL1_40 = Path(next(iter(kbsub.submissions.__path__))) / "level1_40" / "stress_cases.toml"
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import kbsub.submissions
-from kbsub.adapters.isolation import Status
-from kbsub.eval.stress_batch import run_batch
+from kbsub.eval.process.isolated import Status
+from kbsub.eval.suite.batch import run_batch
 
 sys.path.insert(0, str(Path(__file__).parent))
 from stress_stand_ins import NATIVE, source

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from kbsub.adapters.candidate import CandidateError, cuda_source_of, load_candidate, source_problem
-from kbsub.adapters.isolation import Status
 from kbsub.adapters.pin import PIN
 from kbsub.adapters.task import (
     SEED,
@@ -21,6 +20,7 @@ from kbsub.adapters.task import (
     task_from_payload,
     trial_seeds,
 )
+from kbsub.eval.process.isolated import Status
 
 TINY = """
 import torch

@@ -12,11 +12,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kbsub.adapters.isolation import Status
 from kbsub.adapters.task import load_local_task
-from kbsub.eval.machine import CpuMachine, PlainProgram
-from kbsub.eval.scene import BenchScene
-from kbsub.eval.timing import (
+from kbsub.eval.bench.machine import CpuMachine, PlainProgram
+from kbsub.eval.bench.scene import BenchScene
+from kbsub.eval.bench.timing import (
     Dropped,
     TimingProtocol,
     last_call,
@@ -28,6 +27,7 @@ from kbsub.eval.timing import (
     upstream_rounds,
     upstream_statistics,
 )
+from kbsub.eval.process.isolated import Status
 
 sys.path.insert(0, str(Path(__file__).parent))
 from small_reference import REFERENCE

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from kbsub.eval import plots, report, token_tables
-from kbsub.eval.result import Result, ResultError, read_result, write_json_atomic
+from kbsub.eval.report import papers as report
+from kbsub.eval.report import plots, token_tables
+from kbsub.eval.results.model import Result, ResultError, read_result, write_json_atomic
 
 sys.path.insert(0, str(Path(__file__).parent))
 from stored_result import candidate, content, cuda_event, replay, with_files
@@ -177,8 +178,8 @@ def test_half_sums_are_zeros_and_nothing_else_is() -> None:
 
 def test_the_stored_stress_rows_are_what_the_declarations_say() -> None:
     """candidates.toml may be made stricter after a run: the rows of the run must still agree with it."""
-    from kbsub.eval.declarations import read_declarations
-    from kbsub.eval.stress_records import contradictions
+    from kbsub.eval.suite.records import contradictions
+    from kbsub.eval.tasks.declarations import read_declarations
 
     declared = read_declarations(ROOT / "submissions" / "local_layernorm_tokens")
     judged = 0

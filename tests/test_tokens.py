@@ -13,9 +13,8 @@ import torch
 
 from kbsub.adapters.candidate import load_candidate
 from kbsub.adapters.task import load_local_task
-from kbsub.eval import compile_gate
-from kbsub.eval.declarations import read_declarations
-from kbsub.eval.host_executor import H200_LIMITS, SMALL_LIMITS, host_namespace, kernel_names, poisoned
+from kbsub.eval.host_executor import H200_LIMITS, SMALL_LIMITS, compile_gate, host_namespace, kernel_names, poisoned
+from kbsub.eval.tasks.declarations import read_declarations
 
 sys.path.insert(0, str(Path(__file__).parent))
 from host_run import DTYPES, Host, array_of
@@ -297,7 +296,7 @@ def test_upstreams_static_checker_accepts_every_file(kernelbench: Any) -> None:
 
 @pytest.mark.parametrize("stem", SOURCES)
 def test_compiles_for_sm_90_within_its_budget(stem: str) -> None:
-    """The other architectures: python -m kbsub.eval.compile_gate submissions/local_layernorm_tokens/*.py"""
+    """The other architectures: python -m kbsub.eval.host_executor.compile_gate submissions/local_layernorm_tokens/*.py"""
     pytest.importorskip("cupy_backends")
     budget = compile_gate.read_budget(Path(__file__).parent / "resource_budget.toml")
     path = FOLDER / f"{stem}.py"
@@ -353,8 +352,8 @@ def test_measured_scenes_and_files() -> None:
 
 
 def test_a_ring_checks_another_buffer_each_round_and_mends_inputs() -> None:
-    from kbsub.eval.ring import Ring, RingProgram
-    from kbsub.eval.scene import BenchScene
+    from kbsub.eval.bench.ring import Ring, RingProgram
+    from kbsub.eval.bench.scene import BenchScene
 
     class Plain:
         """A captured program without a graph."""

@@ -20,7 +20,7 @@ def command(
     also holds the answer with the reference's. Exit code: 0 no case differs, 1 some do, 2 a file cannot be read,
     3 there is no stored comparison to audit.
     """
-    from kbsub.eval.audit import AuditError, audit_file
+    from kbsub.eval.results.audit import AuditError, audit_file
 
     total = changed = 0
     for path in results:

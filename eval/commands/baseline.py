@@ -26,9 +26,9 @@ def command(
     """
     from kbsub.adapters.checkout import CheckoutError, find_checkout
     from kbsub.adapters.task import PRECISIONS
-    from kbsub.eval.baseline_files import BaselinePlan, measure_all
-    from kbsub.eval.baselines import BASELINES, require_known
-    from kbsub.eval.machine_facts import gpu_folder, gpu_index, gpu_name
+    from kbsub.eval.bench.baseline_files import BaselinePlan, measure_all
+    from kbsub.eval.bench.baselines import BASELINES, require_known
+    from kbsub.eval.run.machine_facts import gpu_folder, gpu_index, gpu_name
 
     try:
         gpu = gpu_name(gpu_index(device))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 if TYPE_CHECKING:
-    from kbsub.eval.bench import Record
+    from kbsub.eval.bench.parent import Record
 
 
 def command(
@@ -44,11 +44,10 @@ def command(
     """
     from rich.console import Console
 
-    from kbsub.adapters.isolation import Status
     from kbsub.adapters.task import PRECISIONS, TaskError, resolve_task
-    from kbsub.eval.baselines import DEFAULT_BASELINES, require_known
-    from kbsub.eval.bench import run_bench
-    from kbsub.eval.bench_plan import (
+    from kbsub.eval.bench.baselines import DEFAULT_BASELINES, require_known
+    from kbsub.eval.bench.parent import run_bench
+    from kbsub.eval.bench.plan import (
         Plan,
         candidate_files,
         choose_methods,
@@ -57,10 +56,11 @@ def command(
         read_bench_file,
         read_candidate,
     )
-    from kbsub.eval.bench_record import store
-    from kbsub.eval.machine_facts import gpu_folder, gpu_index, gpu_name, submissions_folder
-    from kbsub.eval.result import ResultError, read_result
-    from kbsub.eval.timing import TimingProtocol
+    from kbsub.eval.bench.record import store
+    from kbsub.eval.bench.timing import TimingProtocol
+    from kbsub.eval.process.isolated import Status
+    from kbsub.eval.results.model import ResultError, read_result
+    from kbsub.eval.run.machine_facts import gpu_folder, gpu_index, gpu_name, submissions_folder
 
     console = Console()
     if not console.is_terminal:
@@ -142,7 +142,7 @@ class _Show:
             self.status.__exit__(*what)
 
     def event(self, event: dict[str, Any]) -> None:
-        from kbsub.adapters.isolation import describe_event
+        from kbsub.eval.process.isolated import describe_event
 
         if self.status is not None:
             self.status.update(describe_event(event))
@@ -157,10 +157,10 @@ class _Show:
 
 
 def _summary(console: Any, plan: Any, record: Any, target: Path, said: set[tuple[str, str]]) -> None:
-    from kbsub.eval import compare
-    from kbsub.eval.bench_plan import OFFICIAL
-    from kbsub.eval.result import read_result
-    from kbsub.eval.tables import floors_table, shapes_table, timing_table, verdicts_table
+    from kbsub.eval.bench.plan import OFFICIAL
+    from kbsub.eval.report import leaderboard as compare
+    from kbsub.eval.report.tables import floors_table, shapes_table, timing_table, verdicts_table
+    from kbsub.eval.results.model import read_result
 
     for note in record.notes:
         console.print(note, markup=False, highlight=False, soft_wrap=True)

@@ -26,9 +26,9 @@ def command(
     """
     from rich.console import Console
 
-    from kbsub.eval import compare
-    from kbsub.eval.machine_facts import gpu_folder, gpu_name
-    from kbsub.eval.result import ResultError, read_result
+    from kbsub.eval.report import leaderboard as compare
+    from kbsub.eval.results.model import ResultError, read_result
+    from kbsub.eval.run.machine_facts import gpu_folder, gpu_name
 
     console = Console()
     if not console.is_terminal:

@@ -22,7 +22,7 @@ def command(
     from rich.table import Table
     from rich.text import Text
 
-    from kbsub.eval.doctor import abilities, examine, python_line
+    from kbsub.eval.run.doctor import abilities, examine, python_line
 
     findings = examine(kernelbench)
     can = abilities(findings)

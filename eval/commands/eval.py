@@ -36,10 +36,10 @@ def command(
 
     from kbsub.adapters.checkout import CheckoutError, CheckoutMissing, find_checkout
     from kbsub.adapters.task import TaskError, resolve_task
-    from kbsub.eval.machine_facts import gpu_folder, gpu_index, gpu_name
-    from kbsub.eval.result import ResultError
-    from kbsub.eval.runner import Plan, failures, run
-    from kbsub.eval.stages import DEFAULT_STAGES, STAGES
+    from kbsub.eval.results.model import ResultError
+    from kbsub.eval.run.machine_facts import gpu_folder, gpu_index, gpu_name
+    from kbsub.eval.run.runner import Plan, failures, run
+    from kbsub.eval.verdicts.register import DEFAULT_STAGES, STAGES
 
     console = Console()
     if not console.is_terminal:
@@ -102,8 +102,8 @@ def _batch(
     console: Any,
 ) -> int:
     """A KernelBench run folder: every sample, the official stage only."""
-    from kbsub.eval.batch import BatchError, Settings
-    from kbsub.eval.batch_command import run_folder
+    from kbsub.eval.commands.batch_command import run_folder
+    from kbsub.eval.run.batch import BatchError, Settings
 
     settings = Settings(precision, device, timeout, str(checkout) if checkout else None)
     cpu_workers = gpus if device == "cpu" and gpus > 1 else None
@@ -118,8 +118,8 @@ def _batch(
 def _files(names: list[str], task: str) -> tuple[Path, ...]:
     """The candidate files; a bare name is one of the task's own. Every file of the task without names."""
     from kbsub.adapters.task import TaskError
-    from kbsub.eval.declarations import FILE_NAME, NOT_CANDIDATES
-    from kbsub.eval.machine_facts import submissions_folder
+    from kbsub.eval.run.machine_facts import submissions_folder
+    from kbsub.eval.tasks.declarations import FILE_NAME, NOT_CANDIDATES
 
     local = task.startswith("local:") or task.endswith(".py")
     folder = Path(task.removeprefix("local:")).parent if local else submissions_folder(task)
@@ -170,7 +170,7 @@ class _Show:
         self.progress.__exit__(*what)
 
     def report(self, row: Any, stage: str, event: Any) -> None:
-        from kbsub.adapters.isolation import describe_event
+        from kbsub.eval.process.isolated import describe_event
 
         of = f" of {event['of']}" if "of" in event else ""
         self.progress.update(self.bar, description=f"{row.file.stem}: {stage}: {describe_event(event)}{of}")
@@ -184,7 +184,7 @@ class _Show:
 
 def _summary(console: Any, plan: Any, rows: Any, target: Path) -> None:
     """Official first and apart, then the rest, then every line a person must act on."""
-    from kbsub.eval.verdict_table import added_table, explanations, official_table, print_wide
+    from kbsub.eval.report.terminal import added_table, explanations, official_table, print_wide
 
     console.print()
     if "official" in plan.stages:

@@ -28,8 +28,8 @@ def command(
     import kbsub.submissions
     from kbsub.adapters.checkout import CheckoutError, find_checkout
     from kbsub.adapters.task import TaskError, parse_task
-    from kbsub.eval.declarations import DeclarationError
-    from kbsub.eval.export import MAPPING_FILE, Best, ExportError, best_of, choose_entries, export
+    from kbsub.eval.run.export import MAPPING_FILE, Best, ExportError, best_of, choose_entries, export
+    from kbsub.eval.tasks.declarations import DeclarationError
 
     if not run_name:
         raise typer.BadParameter("give one, such as --run-name my_run", param_hint="--run-name")
@@ -56,7 +56,7 @@ def command(
 
 def read_stored(given: list[Path] | None, task: str, roots: tuple[Path, ...]) -> dict[str, Any]:
     """Name -> content of the result files: those given (which must be readable), else results/*/TASK.json of a root."""
-    from kbsub.eval.export import ExportError
+    from kbsub.eval.run.export import ExportError
 
     files = given or next(filter(None, (sorted(root.glob(f"results/*/{task}.json")) for root in roots)), [])
     stored = {}

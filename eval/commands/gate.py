@@ -28,7 +28,7 @@ def command(
     """
     import tempfile
 
-    from kbsub.eval import gate
+    from kbsub.eval.run import gate
 
     required = tuple(dict.fromkeys(name.strip() for name in require.split(",") if name.strip()))
     if unknown := [name for name in required if name not in gate.CHECKS]:
@@ -64,10 +64,10 @@ def _plan(
     from kbsub.adapters.checkout import CheckoutError, CheckoutMissing, find_checkout
     from kbsub.adapters.task import TaskError, resolve_task
     from kbsub.eval.commands.eval import _files
-    from kbsub.eval.gate import EXIT_USAGE
-    from kbsub.eval.machine_facts import gpu_index, gpu_name
-    from kbsub.eval.runner import Plan
-    from kbsub.eval.stages import STAGES
+    from kbsub.eval.run.gate import EXIT_USAGE
+    from kbsub.eval.run.machine_facts import gpu_index, gpu_name
+    from kbsub.eval.run.runner import Plan
+    from kbsub.eval.verdicts.register import STAGES
 
     try:
         gpu = gpu_name(gpu_index(device))
@@ -101,9 +101,9 @@ def _plan(
 def _run(plan: Any, out: Path) -> dict[str, Any]:
     """Row key -> its checks, after running what is required. Without the GPU that was asked for nothing is run."""
     from kbsub.adapters.candidate import cuda_source_of
-    from kbsub.eval.gate import EXIT_USAGE, Answer, Check, answers
-    from kbsub.eval.result import ResultError, row_key
-    from kbsub.eval.runner import declaration_for, read_source, run
+    from kbsub.eval.results.model import ResultError, row_key
+    from kbsub.eval.run.gate import EXIT_USAGE, Answer, Check, answers
+    from kbsub.eval.run.runner import declaration_for, read_source, run
 
     if plan.device != "cpu" and plan.gpu is None:
         missing = f"--device {plan.device}: the NVIDIA driver offers no such GPU; see kbsub doctor"
@@ -130,7 +130,7 @@ def _run(plan: Any, out: Path) -> dict[str, Any]:
 def _write(
     found: dict[str, Any], required: tuple[str, ...], facts: dict[str, str], junit: Path | None, json_: Path | None
 ) -> None:
-    from kbsub.eval import gate_report
+    from kbsub.eval.report import gate_report
 
     if junit is not None:
         gate_report.write_junit(junit, found, facts)
@@ -139,7 +139,7 @@ def _write(
 
 
 def _print(found: dict[str, Any], required: tuple[str, ...]) -> None:
-    from kbsub.eval.gate import CHECKS, Answer
+    from kbsub.eval.run.gate import CHECKS, Answer
 
     marks = {Answer.PASS: "pass", Answer.FAIL: "FAIL", Answer.UNCERTIFIED: "CANNOT CERTIFY"}
     for key, checks in found.items():

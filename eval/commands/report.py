@@ -21,9 +21,9 @@ def command(
 
     Exit code: 0 done, or --check found nothing; 1 --check found something; 2 a marker or a result is broken.
     """
-    from kbsub.eval import report
-    from kbsub.eval.manifest import ManifestError
-    from kbsub.eval.result import ResultError
+    from kbsub.eval.report import papers as report
+    from kbsub.eval.results.manifest import ManifestError
+    from kbsub.eval.results.model import ResultError
 
     root = root.resolve()
     try:

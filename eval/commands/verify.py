@@ -16,8 +16,8 @@ def command(
 
     Exit code: 0 everything is as listed; 1 a file is missing, altered, not listed or not readable; 2 the call is wrong.
     """
-    from kbsub.eval import manifest
-    from kbsub.eval.result import ResultError, read_result
+    from kbsub.eval.results import manifest
+    from kbsub.eval.results.model import ResultError, read_result
 
     if not folder.is_dir():
         typer.echo(f"kbsub verify: {folder}: no such folder", err=True)

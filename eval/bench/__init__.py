@@ -1,0 +1,1 @@
+"""Timing: plan, parent, child, record, floors, and the comparison of two programs."""

@@ -1,0 +1,288 @@
+"""Compile every CUDA candidate for every architecture, without a GPU, and say what the compiler made of it.
+
+    python -m kbsub.eval.host_executor.compile_gate CANDIDATE.py ...            # findings, exit 1 when there are any
+    python -m kbsub.eval.host_executor.compile_gate --write tests/resource_budget.toml CANDIDATE.py ...
+
+Uses the NVRTC binding, as the candidates' own loader does. Must not know torch beyond CPU tensors, nor any GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+from kbsub.adapters.task import dtype_of
+from kbsub.eval.host_executor.executor import (
+    A100_LIMITS,
+    B200_LIMITS,
+    H200_LIMITS,
+    RTX3090_LIMITS,
+    RTX4090_LIMITS,
+    RTX5090_LIMITS,
+    Limits,
+)
+
+# One device of each architecture that the sources promise to compile for: geometry and options may depend on it.
+DEVICES: dict[str, Limits] = {
+    "sm_80": A100_LIMITS,
+    "sm_86": RTX3090_LIMITS,
+    "sm_89": RTX4090_LIMITS,
+    "sm_90": H200_LIMITS,
+    "sm_100": B200_LIMITS,
+    "sm_120": RTX5090_LIMITS,
+}
+# (rows, width) that lead a forward through every set of options it uses; nothing is computed.
+SHAPES = ((1, 64), (2, 4096), (2, 20_672), (2, 131_072), (300, 131_072), (16, 4_194_304), (3, 1001))
+REGISTER_STEP = 8  # registers are given out in eights; a newer ptxas may use a few more within one
+
+_FUNCTION = re.compile(r"Function properties for (\w+)")
+_SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+_USED = re.compile(r"Used (\d+) registers(.*)")
+_SHARED = re.compile(r"(\d+) bytes smem")
+_FUSED = re.compile(r"^\s*fma\.r[nzmp]\S*", re.MULTILINE)
+# Without a rounding mode, ptxas may contract a product into a sum.
+_LOOSE_PRODUCT = re.compile(r"^\s*mul\.f(?:32|64)\b", re.MULTILINE)
+_LOOSE_SUM = re.compile(r"^\s*(?:add|sub)\.f(?:32|64)\b", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Resources:
+    """Of one kernel: registers a thread; static shared memory, spill and stack in bytes."""
+
+    registers: int
+    shared: int
+    spill: int
+    stack: int
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """`log` is the compiler's own, `ptx` what it handed to ptxas, `resources` by kernel; `error` when it failed."""
+
+    log: str
+    ptx: str
+    resources: dict[str, Resources]
+    error: str | None = None
+
+
+def compile_source(source: str, options: Sequence[str], arch: str) -> Compiled:
+    """Compile with NVRTC to a cubin for `arch` ("sm_90"), or to PTX alone ("compute_90").
+
+    Raises ImportError where the NVRTC binding (CuPy) is not installed.
+    """
+    from cupy_backends.cuda.libs import nvrtc
+
+    program = nvrtc.createProgram(source, "candidate.cu", (), ())
+    verbose = ("--ptxas-options=-v",) if arch.startswith("sm_") else ()
+    error = None
+    try:
+        nvrtc.compileProgram(program, (*options, f"--gpu-architecture={arch}", *verbose))
+    except nvrtc.NVRTCError as caught:
+        error = str(caught)
+    log = nvrtc.getProgramLog(program).replace("\0", "")
+    ptx = "" if error else nvrtc.getPTX(program).decode()
+    nvrtc.destroyProgram(program)
+    return Compiled(log, ptx, resources_of(log), error)
+
+
+def resources_of(log: str) -> dict[str, Resources]:
+    """Parse ptxas's -v lines: {kernel: Resources}."""
+    found: dict[str, Resources] = {}
+    kernel, stack, spill = "", 0, 0
+    for line in log.splitlines():
+        if match := _FUNCTION.search(line):
+            kernel = match[1]
+        elif match := _SPILLS.search(line):
+            stack, spill = int(match[1]), int(match[2]) + int(match[3])
+        elif (match := _USED.search(line)) and kernel:
+            shared = _SHARED.search(match[2])
+            found[kernel] = Resources(int(match[1]), int(shared[1]) if shared else 0, spill, stack)
+    return found
+
+
+class _Recorder:
+    """Stands where a CudaModule stands; notes the options and launches nothing."""
+
+    def __init__(self, limits: Any) -> None:
+        self.limits, self.index = limits, 0
+
+    def resident_blocks(self, name: str, threads: int, shared_bytes: int) -> int:
+        return int(self.limits.multiprocessors)
+
+    def launch(self, *args: Any, **keywords: Any) -> None:
+        """Nothing."""
+
+
+def option_sets(candidate_source: str, precisions: Iterable[str], limits: Limits) -> list[tuple[str, ...]]:
+    """The NVRTC option tuples that a candidate's forward asks for on such a device, over SHAPES and precisions."""
+    import torch
+
+    space: dict[str, Any] = {"__name__": "candidate"}
+    exec(compile(candidate_source, "<candidate>", "exec"), space)
+    own_limits = space["DeviceLimits"](**asdict(limits))
+    seen: dict[tuple[str, ...], None] = {}
+
+    def cuda_module(source: str, options: tuple[str, ...], index: int) -> _Recorder:
+        seen.setdefault(tuple(options))
+        return _Recorder(own_limits)
+
+    space |= {"DEVICE_TYPE": "cpu", "device_limits": lambda index: own_limits, "cuda_module": cuda_module}
+    for precision in precisions:
+        dtype = dtype_of(precision)
+        for rows, n in SHAPES:
+            with torch.no_grad(), _LazyStatistics():
+                model = space["ModelNew"]((n,)).to(dtype)
+                try:
+                    model(torch.empty(rows, n, dtype=dtype))
+                except ValueError:
+                    continue  # a shape that the file does not take
+    return list(seen)
+
+
+class _LazyStatistics:
+    """Statistics that a split candidate takes from torch: of the right shape, not computed (268 MB would be read)."""
+
+    def __enter__(self) -> None:
+        import torch
+
+        self._kept = torch.var_mean
+
+        def var_mean(x: Any, dim: Any = None, **keywords: Any) -> tuple[Any, Any]:
+            shape = (x.shape[0], *(1 for _ in x.shape[1:]))
+            return torch.ones(shape), torch.zeros(shape)
+
+        torch.var_mean = var_mean  # type: ignore[assignment]
+
+    def __exit__(self, *exception: Any) -> None:
+        import torch
+
+        torch.var_mean = self._kept
+
+
+def findings(
+    stem: str,
+    source: str,
+    options: tuple[str, ...],
+    arch: str,
+    compiled: Compiled,
+    budget: Mapping[str, Mapping[str, int]],
+) -> list[str]:
+    """What is wrong with one build, each in a line."""
+    where = f"{stem} for {arch} with {' '.join(o for o in options if o.startswith('-D')) or 'its options'}"
+    if compiled.error:
+        return [f"{where}: {compiled.error}\n{compiled.log}"]
+    found = [f"{where}: {line.strip()}" for line in compiled.log.splitlines() if re.search(r"\bwarning\s*[#:]", line)]
+    if ".ftz" in compiled.ptx:
+        found.append(f"{where}: PTX flushes subnormals ({compiled.ptx.count('.ftz')} instructions with .ftz)")
+    found += [f"{where}: {text}" for text in unasked_fusion(source, options, arch, compiled.ptx)]
+    for kernel, used in compiled.resources.items():
+        allowed = budget.get(kernel)
+        if allowed is None:
+            found.append(f"{where}: kernel {kernel} has no budget; remake it with --write")
+            continue
+        over = [f"{key} {value} > {allowed[key]}" for key, value in asdict(used).items() if value > allowed[key]]
+        if over:
+            found.append(f"{where}: kernel {kernel} over its budget: {', '.join(over)}")
+    return found
+
+
+def unasked_fusion(source: str, options: tuple[str, ...], arch: str, ptx: str) -> list[str]:
+    """Fused multiply-adds of `ptx` that are not there with --fmad=false, and operations that ptxas could still fuse."""
+    strict = tuple(o for o in options if not re.match(r"--?fmad", o)) + ("--fmad=false",)
+    written = len(_FUSED.findall(compile_source(source, strict, arch.replace("sm_", "compute_")).ptx))
+    made = len(_FUSED.findall(ptx))
+    found = [f"PTX has {made} fused multiply-adds, the source asks for {written}"] if made != written else []
+    if _LOOSE_PRODUCT.search(ptx) and _LOOSE_SUM.search(ptx):
+        found.append("PTX has products and sums without rounding mode: ptxas may fuse them; write __fmul_rn, __fadd_rn")
+    return found
+
+
+def source_and_options(path: Path, precisions: Iterable[str], arch: str) -> tuple[str, list[tuple[str, ...]]]:
+    """(CUDA_SOURCE, option sets) of a candidate file on a device of `arch`."""
+    text = path.read_text(encoding="utf-8")
+    space: dict[str, Any] = {"__name__": "candidate"}
+    exec(compile(text, path.name, "exec"), space)
+    return str(space["CUDA_SOURCE"]), option_sets(text, precisions, DEVICES[arch])
+
+
+def budget_of(built: Iterable[Mapping[str, Resources]]) -> dict[str, dict[str, int]]:
+    """The least budget that covers all builds: registers up to the next eight, the rest as measured."""
+    budget: dict[str, dict[str, int]] = {}
+    for resources in built:
+        for kernel, used in resources.items():
+            least = asdict(used) | {"registers": -(-used.registers // REGISTER_STEP) * REGISTER_STEP}
+            before = budget.setdefault(kernel, dict.fromkeys(least, 0))
+            budget[kernel] = {key: max(before[key], least[key]) for key in least}
+    return budget
+
+
+def read_budget(path: Path) -> dict[str, dict[str, dict[str, int]]]:
+    """{stem: {kernel: {registers, shared, spill, stack}}}; empty where there is no file."""
+    table: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return table
+
+
+def write_budget(path: Path, budgets: Mapping[str, Mapping[str, Mapping[str, int]]]) -> None:
+    """As read by `read_budget`, a line a kernel."""
+    lines = [
+        "# What each kernel may use on any of sm_80, 86, 89, 90, 100, 120: registers a thread; static shared memory,",
+        "# spill and stack in bytes. Remade with:",
+        "# python -m kbsub.eval.host_executor.compile_gate --write THIS_FILE CANDIDATE ...",
+    ]
+    for stem, kernels in sorted(budgets.items()):
+        lines += ["", f"[{stem}]"]
+        for kernel, allowed in sorted(kernels.items()):
+            lines.append(f"{kernel} = {{ " + ", ".join(f"{key} = {value}" for key, value in allowed.items()) + " }")
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line: findings of each file; with --write, the budget file anew. 0 clean, 1 findings, 3 no NVRTC."""
+    from kbsub.eval.tasks.declarations import declaration_of
+
+    parser = argparse.ArgumentParser(
+        prog="python -m kbsub.eval.host_executor.compile_gate", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("files", nargs="+", type=Path)
+    parser.add_argument("--write", type=Path, metavar="BUDGET", help="write the budget file from these builds")
+    parser.add_argument("--budget", type=Path, default=Path("tests/resource_budget.toml"))
+    given = parser.parse_args(arguments)
+    budgets = read_budget(given.write or given.budget)
+    bad: list[str] = []
+    for path in given.files:
+        if "CUDA_SOURCE =" not in path.read_text(encoding="utf-8"):
+            continue
+        declaration = declaration_of(path)
+        precisions = declaration.precision if declaration else ("fp32",)
+        built = []
+        for arch in DEVICES:
+            source, sets = source_and_options(path, precisions, arch)
+            for options in sets:
+                try:
+                    compiled = compile_source(source, options, arch)
+                except ImportError as error:
+                    print(f"no NVRTC here ({error}): pip install 'kb-submissions[cuda13]'", file=sys.stderr)
+                    return 3
+                built.append(compiled.resources)
+                budget = budget_of(built) if given.write else budgets.get(path.stem, {})
+                bad += findings(path.stem, source, options, arch, compiled, budget)
+        budgets[path.stem] = budget_of(built)
+        print(f"{path.stem}: {len(built)} builds")
+    if given.write:
+        write_budget(given.write, budgets)
+    print("\n".join(bad) or "no findings")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,1 @@
+"""Programs that make evidence; `kbsub measure NAME` runs them."""

@@ -1,0 +1,1 @@
+"""What mathematics is known of a task's operator, one package each."""

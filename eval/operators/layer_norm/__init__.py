@@ -1,0 +1,1 @@
+"""Layer normalisation: its float64 formula, the reference's order of operations, its faults."""

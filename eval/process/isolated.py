@@ -1,0 +1,380 @@
+"""Runs one judge function in a fresh child process, and turns whatever happens there into a Status.
+
+This file knows processes, pipes and signals. It must not know KernelBench, torch or what a candidate is: the parent
+imports nothing heavy, and the child imports only what its target function asks for.
+
+How a result comes back. The child writes frames to a pipe of its own, never to stdout. A frame is one line: a token
+that is new for each run, a digest, and JSON. Whatever else lands in the pipe (a candidate that writes to every file
+descriptor it can find) matches no token and is dropped. This protects against accidents, not against a candidate that
+sets out to forge frames: it shares the child's memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+import re
+import secrets
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import IO, Any
+
+from kbsub.eval.process.tree import kill_everything, start_ticks
+
+# Bounds the child's heap in bytes; for the CPU path only, because CUDA reserves far more address space than it uses.
+MEMORY_LIMIT_VARIABLE = "KBSUB_MEMORY_LIMIT_BYTES"
+_RUN_VARIABLE = "KBSUB_RUN"  # marks every descendant, so that one which left the process group is found again
+_LOG_HEAD, _LOG_TAIL = 16 << 10, 48 << 10  # bytes of the child's output that are kept; the middle of a flood is not
+_FRAME_LIMIT = 64 << 20  # bytes; a longer line in the pipe is rubbish
+_EXIT_GRACE_S = 10.0  # from the result frame to the end of the process
+_NO_RESULT_CODE = 97  # the child could not write its result
+_OUT_OF_MEMORY_TEXTS = ("out of memory", "can't allocate memory", "not enough memory", "memoryallocation", "bad_alloc")
+
+Progress = Callable[[dict[str, Any]], None]
+
+
+class Status(str, Enum):
+    """What became of one run; the words of a result file."""
+
+    OK = "OK"
+    COMPILE_ERROR = "COMPILE_ERROR"
+    RUNTIME_ERROR = "RUNTIME_ERROR"
+    INCORRECT_SHAPE = "INCORRECT_SHAPE"
+    INCORRECT_NUMERICAL = "INCORRECT_NUMERICAL"
+    TIMEOUT = "TIMEOUT"
+    CRASHED = "CRASHED"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    NOT_RUN = "NOT_RUN"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class JudgeFailure(Exception):
+    """Raised by a judge to choose the status of its run; `value` is what it found out until then."""
+
+    def __init__(self, status: Status, message: str, value: dict[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.status, self.message, self.value = status, message, value
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One finished run: `value` is the judge's dict, `log` the child's output (bounded), `seconds` its wall time."""
+
+    status: Status
+    value: dict[str, Any] | None
+    message: str
+    log: str
+    seconds: float
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception, host or device, says that memory ran out (torch is not imported for it)."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error).lower() for text in _OUT_OF_MEMORY_TEXTS)
+
+
+def describe_event(event: Mapping[str, Any]) -> str:
+    """A progress event in words: {"stage": "trial", "index": 2, "seed": 7} -> "trial 2 (seed 7)"."""
+    words = str(event.get("stage", ""))
+    for key in ("index", "case"):
+        if key in event:
+            words += f" {event[key]}"
+    return words + (f" (seed {event['seed']})" if "seed" in event else "")
+
+
+# ---- parent ----
+
+
+class _BoundedLog:
+    """The first and the last bytes of a stream; memory stays bounded however much a candidate prints."""
+
+    def __init__(self) -> None:
+        self.head, self.tail, self.total = bytearray(), bytearray(), 0
+
+    def feed(self, chunk: bytes) -> None:
+        self.total += len(chunk)
+        room = _LOG_HEAD - len(self.head)
+        self.head += chunk[:room] if room > 0 else b""
+        self.tail += chunk[max(room, 0) :]
+        if len(self.tail) > 4 * _LOG_TAIL:
+            del self.tail[:-_LOG_TAIL]
+
+    def text(self) -> str:
+        tail = self.tail[-_LOG_TAIL:]
+        dropped = self.total - len(self.head) - len(tail)
+        gap = f"\n... {dropped} bytes dropped ...\n".encode() if dropped else b""
+        return (bytes(self.head) + gap + bytes(tail)).decode("utf-8", "replace")
+
+
+class _Frames:
+    """Picks this run's frames out of the result pipe and keeps the last result and the last progress event."""
+
+    def __init__(self, token: str, on_progress: Progress | None) -> None:
+        self.prefix = token.encode() + b" "
+        self.on_progress = on_progress
+        self.buffer = bytearray()
+        self.result: dict[str, Any] | None = None
+        self.last_event: dict[str, Any] | None = None
+
+    def feed(self, chunk: bytes) -> None:
+        self.buffer += chunk
+        if b"\n" not in chunk:
+            if len(self.buffer) > _FRAME_LIMIT:
+                self.buffer.clear()
+            return
+        *lines, rest = bytes(self.buffer).split(b"\n")
+        self.buffer = bytearray(rest)
+        for line in lines:
+            self._line(line)
+
+    def _line(self, line: bytes) -> None:
+        if not line.startswith(self.prefix):
+            return
+        digest, _, body = line[len(self.prefix) :].partition(b" ")
+        if digest != _digest(body):
+            return
+        message = json.loads(body)
+        if message["kind"] == "result":
+            self.result = message
+        else:
+            self.last_event = message["event"]
+            if self.on_progress is not None:
+                self.on_progress(message["event"])
+
+
+def run_isolated(
+    target: str,
+    payload: Mapping[str, Any],
+    *,
+    timeout_s: float,
+    on_progress: Progress | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Outcome:
+    """Run `target` ("package.module:function") on `payload` in a fresh `python -m kbsub.eval.process.isolated` child.
+
+    The function is called as `function(payload, progress)`; payload and result must be JSON-able, and
+    `progress(event)` calls `on_progress(event)` here. `env` adds to the environment. When `timeout_s` seconds are
+    over, the whole process group is killed. Nothing that happens in the child raises here.
+    """
+    token = secrets.token_hex(16)
+    started = time.monotonic()
+    log, frames = _BoundedLog(), _Frames(token, on_progress)
+    receive, send = os.pipe()
+    with tempfile.TemporaryFile() as order, selectors.DefaultSelector() as selector:
+        # A file rather than a pipe: a child that dies before it reads can then not block the parent.
+        order.write(json.dumps({"token": token, "target": target, "payload": dict(payload)}).encode())
+        order.seek(0)
+        # Safe path: the working directory is not importable in the child, as it is not in the `kbsub` command itself.
+        variables = {**os.environ, **(env or {}), _RUN_VARIABLE: token, "PYTHONSAFEPATH": "1"}
+        interpreter = [sys.executable, "-u", "-X", "faulthandler"]
+        command = [*interpreter, "-m", "kbsub.eval.process.isolated", str(send), str(os.getpid())]
+        try:
+            child = subprocess.Popen(
+                command,
+                stdin=order,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=variables,
+                pass_fds=(send,),
+                start_new_session=True,
+            )
+        finally:
+            os.close(send)
+        started_ticks = start_ticks(child.pid)
+        output = child.stdout
+        assert output is not None  # stdout=PIPE above
+        try:
+            for descriptor, feed in ((receive, frames.feed), (output.fileno(), log.feed)):
+                os.set_blocking(descriptor, False)
+                selector.register(descriptor, selectors.EVENT_READ, feed)
+            timed_out = _pump(child, selector, frames, started + timeout_s)
+        finally:
+            kill_everything(child, f"{_RUN_VARIABLE}={token}", started_ticks)
+            _drain(selector)
+            output.close()
+            os.close(receive)
+    seconds = time.monotonic() - started
+    status, message = _verdict(child.returncode, frames, log.text(), timed_out, timeout_s)
+    value = frames.result["value"] if frames.result is not None else None
+    return Outcome(status, value, message, log.text(), seconds)
+
+
+def _pump(child: subprocess.Popen[bytes], selector: selectors.BaseSelector, frames: _Frames, deadline: float) -> bool:
+    """Read until the child has ended; True when the time was up first."""
+    while child.poll() is None:
+        now = time.monotonic()
+        if now >= deadline:
+            if frames.result is None:
+                child.send_signal(signal.SIGUSR1)  # its faulthandler writes down where it hangs
+                time.sleep(0.3)
+            return frames.result is None
+        # Short waits: a forked grandchild may hold the pipes open, so their end does not announce the child's.
+        if selector.get_map():
+            _read_ready(selector, min(deadline - now, 0.1))
+        else:
+            time.sleep(0.01)
+        if frames.result is not None:
+            deadline = min(deadline, time.monotonic() + _EXIT_GRACE_S)
+    return False
+
+
+def _read_ready(selector: selectors.BaseSelector, wait_s: float) -> bool:
+    """Hand on what is readable now; True when there was something."""
+    progressed = False
+    for key, _ in selector.select(wait_s):
+        try:
+            chunk = os.read(key.fd, 1 << 16)
+        except BlockingIOError:
+            continue
+        if chunk:
+            key.data(chunk)
+            progressed = True
+        else:
+            selector.unregister(key.fd)
+    return progressed
+
+
+def _drain(selector: selectors.BaseSelector) -> None:
+    """What the dead child left in the pipes; bounded, should somebody unkillable still be writing."""
+    end = time.monotonic() + 2.0
+    while selector.get_map() and time.monotonic() < end and _read_ready(selector, 0):
+        continue
+
+
+def _verdict(code: int, frames: _Frames, log: str, timed_out: bool, timeout_s: float) -> tuple[Status, str]:
+    """Status and message from the exit code, the frames and the log of an ended child."""
+    where = f" in {describe_event(frames.last_event)}" if frames.last_event else ""
+    if frames.result is not None:
+        return Status(frames.result["status"]), str(frames.result["message"])
+    if timed_out:
+        return Status.TIMEOUT, f"TIMEOUT after {timeout_s:g} s{where}"
+    if code == -signal.SIGKILL:
+        return Status.OUT_OF_MEMORY, f"killed by SIGKILL{where}: the system's out-of-memory killer, most likely"
+    if code < 0:
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:
+            name = f"signal {-code}"
+        if code == -signal.SIGABRT and "bad_alloc" in log:
+            return Status.OUT_OF_MEMORY, f"std::bad_alloc{where}"
+        return Status.CRASHED, f"died of {name}{where}"
+    if code == _NO_RESULT_CODE:
+        return Status.CRASHED, f"the result pipe was closed{where}: a candidate closes only what it opened"
+    return Status.CRASHED, f"the process ended with exit code {code}{where}, before there was a result"
+
+
+def _digest(body: bytes) -> bytes:
+    return hashlib.sha256(body).hexdigest()[:16].encode()
+
+
+# ---- child ----
+
+
+def _short(error: BaseException) -> str:
+    """An exception on one line, without the C++ stack that torch may append."""
+    text = str(error).split("\nCUDA kernel errors might")[0].split("\nException raised from")[0].strip()
+    text = re.sub(r"\s*\n\s*", " | ", text)
+    return f"{type(error).__name__}: {text}"[:2000]
+
+
+def _judge(target: str, payload: dict[str, Any], progress: Progress) -> tuple[Status, dict[str, Any] | None, str]:
+    """Call the target; every way it can end, short of the process ending, as (status, value, message)."""
+    try:
+        module, _, function = target.partition(":")
+        value = getattr(importlib.import_module(module), function)(payload, progress)
+        json.dumps(value)
+        return Status.OK, value, ""
+    except JudgeFailure as failure:
+        traceback.print_exc()
+        return failure.status, failure.value, failure.message
+    except SystemExit as exit_:
+        traceback.print_exc()
+        return Status.CRASHED, None, f"the candidate called sys.exit({exit_.code!r})"
+    except BaseException as error:  # KeyboardInterrupt and GeneratorExit can be raised by a candidate, too
+        traceback.print_exc()
+        return (Status.OUT_OF_MEMORY if is_out_of_memory(error) else Status.RUNTIME_ERROR), None, _short(error)
+
+
+def _settle(leave: Callable[[int], Any]) -> tuple[int, IO[bytes]]:
+    """Make this process a well-behaved child: no importable working directory, dies with its parent, first to be
+    taken by the out-of-memory killer, stdin read once and then empty. Returns the result pipe and the order."""
+    import faulthandler
+
+    if not getattr(sys.flags, "safe_path", False):
+        del sys.path[0]  # Python 3.10 does not know PYTHONSAFEPATH
+    order = os.fdopen(os.dup(0), "rb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    pipe = int(sys.argv[1])
+    os.set_inheritable(pipe, False)  # compilers that a candidate starts must not hold it open
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        if os.getppid() != int(sys.argv[2]):
+            leave(_NO_RESULT_CODE)  # the parent was gone before the line above
+        try:
+            Path("/proc/self/oom_score_adj").write_text("1000")
+        except OSError:
+            pass  # a container may forbid it; the parent then takes its chances
+    limit = os.environ.get(MEMORY_LIMIT_VARIABLE)
+    if limit:
+        import resource
+
+        # Private writable memory, not address space: mapped libraries and reservations do not count.
+        resource.setrlimit(resource.RLIMIT_DATA, (int(limit), int(limit)))
+    return pipe, order
+
+
+def main() -> None:
+    """The child: read the order from stdin, call the target, write one result frame, end."""
+    leave, write = os._exit, os.write  # taken before a candidate can replace them
+    pipe, order = _settle(leave)
+    with order:
+        request = json.load(order)
+    prefix = b"\n" + request["token"].encode() + b" "
+
+    def send(message: dict[str, Any]) -> None:
+        body = json.dumps(message).encode()
+        frame = memoryview(prefix + _digest(body) + b" " + body + b"\n")
+        try:
+            while frame:
+                frame = frame[write(pipe, frame) :]
+        except OSError:
+            traceback.print_exc()
+            leave(_NO_RESULT_CODE)
+
+    def progress(event: dict[str, Any]) -> None:
+        send({"kind": "progress", "event": event})
+
+    status, value, message = _judge(request["target"], request["payload"], progress)
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError, AttributeError):
+        pass  # a candidate closed or replaced them; its verdict does not depend on its prints
+    send({"kind": "result", "status": status.value, "value": value, "message": message})
+    leave(0)  # not sys.exit: threads, exit handlers or a broken CUDA context of the candidate cannot hold us up
+
+
+if __name__ == "__main__":
+    # Under -m this file is `__main__`; judges raise the JudgeFailure of the imported module, so run that one.
+    from kbsub.eval.process.isolated import main as imported_main
+
+    imported_main()

@@ -1,0 +1,1 @@
+"""Tables, plots and papers, made from result files alone."""

@@ -1,0 +1,112 @@
+"""The table of what else was measured on a GPU: twins, compute-sanitizer, wall time, the batch on two GPUs.
+
+Each record is a JSON file of its own beside the results (made by tests/measure_*.py, or by hand where something could
+not be measured: `measured` null and `why`). Knows their keys; a record that is not there has no row.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from kbsub.eval.report.freshness import MARK, SHOWN, digest_of
+from kbsub.eval.report.tables import Table
+from kbsub.eval.results.model import ResultError
+
+Record = Mapping[str, Any]
+Stale = list[tuple[str, str]]  # (file below the root, measured sha256) of what has changed since
+Cells = tuple[str, str, Stale, str]  # what was asked, what came out, stale files, the command that measures again
+
+
+def evidence_table(folder: Path, root: Path) -> Table:
+    """One row a record of `folder`; files named by a record that are not as measured are marked, with a footnote.
+
+    ResultError for a record that is broken.
+    """
+    table = Table("other evidence", ["record", "question", "outcome"], prose=True)
+    for name, cells in ROWS.items():
+        path = folder / f"{name}.json"
+        if not path.is_file():
+            continue
+        try:
+            question, outcome, stale, command = cells(json.loads(path.read_text("utf-8")), root)
+        except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError) as problem:
+            words = f"is no record of this kind ({type(problem).__name__}: {problem}); measure it again, or remove it"
+            raise ResultError(f"{path}: {words}") from problem
+        label = f"`{path.relative_to(root).as_posix()}`"
+        table.rows.append([label + (MARK if stale else ""), question, outcome])
+        if stale:
+            files = ", ".join(f"{file} (sha256 {sha256[:SHOWN]}…)" for file, sha256 in stale)
+            words = f"measured on an earlier version of {files}; run `{command} --out {label.strip('`')}` on a GPU"
+            table.notes.append(f"{MARK} {label}: {words} to renew it.")
+    return table
+
+
+def changed(measured: Mapping[str, str], root: Path) -> Stale:
+    """The files (below the root) whose sha256 is not the measured one."""
+    return [(file, sha256) for file, sha256 in measured.items() if digest_of(root / file) != sha256]
+
+
+def listed(words: Iterable[str]) -> str:
+    *most, last = words
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def twins(record: Record, root: Path) -> Cells:
+    found: Mapping[str, Any] = record["twins"]
+    rows = list(found.values())
+    held, caught = (sum(row[key] is True for row in rows) for key in ("label_holds", "caught"))
+    passing = sum(row["passes_upstream"] is True for row in rows)
+    outcome = f"{caught} of {len(rows)} caught by the guard named for it; {passing} of them pass upstream's check"
+    outcome += f"; {held} of {len(rows)} labels (passes upstream or not) hold"
+    stale = changed({f"tests/bad_twins/{name}.py": row["sha256"] for name, row in found.items()}, root)
+    return "Are deliberately bad candidates caught?", outcome, stale, "python tests/measure_twins.py"
+
+
+def sanitizer(record: Record, root: Path) -> Cells:
+    tools = [tool for tool in record["runs"] if tool != "none"]
+    run = {name for tool in tools for name in record["runs"][tool]}  # a record may list files that it did not run
+    files = {name: each for name, each in record["files"].items() if name in run}
+    states = [row["state"] for tool in tools for row in _runs(record, tool)]
+    clean = sum(state == "clean" for state in states)
+    kernels = sum(len(each["kernels"]) for each in files.values())
+    planted = sum(each["found"] is True for each in record["planted"].values())
+    outcome = f"{record['verdict']}: {clean} of {len(states)} runs, {kernels} kernels of {len(files)} files under "
+    outcome += f"{listed(tools)}; {planted} of {len(record['planted'])} planted faults found"
+    stale = changed({f"submissions/{name}": each["sha256"] for name, each in files.items()}, root)
+    question = "Does compute-sanitizer find anything in a kernel?"
+    return question, outcome, stale, "python tests/measure_sanitizer.py --workers 10"
+
+
+def _runs(record: Record, tool: str) -> list[Record]:
+    return [row for precisions in record["runs"][tool].values() for row in precisions.values()]
+
+
+def wall_time(record: Record, root: Path) -> Cells:
+    candidate = record["candidate"]
+    medians = [f"`{name}` {seconds:.1f} s" for name, seconds in record["median_s"].items()]
+    counts = {len(seconds) for seconds in record["seconds"].values()}
+    runs = f"median of {max(counts)} runs each" if max(counts) > 1 else "one run each"
+    outcome = f"{listed(medians)} ({runs}{', after one uncounted' if record.get('warm_up') else ''}; "
+    outcome += "the script also times eager and torch.compile)"
+    stale = changed({candidate["file"]: candidate["sha256"]}, root)
+    question = f"How long does one official verdict on `{Path(candidate['file']).stem}` take, the whole process?"
+    return question, outcome, stale, "python tests/measure_wall_time.py"
+
+
+def batch(record: Record, root: Path) -> Cells:
+    measured = record["measured"]
+    if measured is None:
+        return record["what"], f"**not measured**: {record['why']}", [], record["command"]
+    one, two = measured["one_gpu_s"], measured["two_gpus_s"]
+    return record["what"], f"{two:.0f} s on two, {one:.0f} s on one: {two / one:.2f}", [], record["command"]
+
+
+ROWS: Mapping[str, Callable[[Record, Path], Cells]] = {
+    "twins": twins,
+    "sanitizer": sanitizer,
+    "wall_time": wall_time,
+    "batch": batch,
+}

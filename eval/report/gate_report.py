@@ -1,0 +1,68 @@
+"""Writes gate answers for machines: JUnit XML, which CI systems show, and JSON. Knows answers, judges nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
+
+from kbsub.eval.results.model import write_json_atomic
+from kbsub.eval.run.gate import CHECKS, Answer, Check, exit_code
+
+Candidates = Mapping[str, Sequence[Check]]
+
+
+def as_json(candidates: Candidates, required: Sequence[str], facts: Mapping[str, Any]) -> dict[str, Any]:
+    """{schema, exit_code, required, not_required, **facts, candidates: {key: {check: {answer, words}}}}."""
+    return {
+        "schema": 1,
+        "exit_code": exit_code([check for checks in candidates.values() for check in checks]),
+        "required": [name for name in CHECKS if name in required],
+        "not_required": [name for name in CHECKS if name not in required],
+        **facts,
+        "candidates": {
+            key: {check.name: {"answer": check.answer.value, "words": check.words} for check in checks}
+            for key, checks in candidates.items()
+        },
+    }
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    write_json_atomic(path, content)
+
+
+def as_junit(candidates: Candidates, facts: Mapping[str, Any]) -> JUnitXml:
+    """One suite a candidate, one case a check. Failed: a failure; cannot be certified here: an error; else skipped."""
+    document = JUnitXml("kbsub gate")
+    for key, checks in candidates.items():
+        suite = TestSuite(key)
+        for name, value in facts.items():
+            suite.add_property(name, str(value))
+        for check in checks:
+            case = TestCase(check.name, f"{facts.get('task', 'task')}.{key}", check.seconds)
+            outcome = {
+                Answer.FAIL: Failure,
+                Answer.UNCERTIFIED: Error,
+                Answer.NOT_REQUIRED: Skipped,
+            }.get(check.answer)
+            if outcome is not None:
+                case.result = [outcome(_xml(f"{check.answer}: {check.words}"), check.answer.value)]
+            else:
+                case.system_out = _xml(check.words)
+            suite.add_testcase(case)
+        document.add_testsuite(suite)
+    document.update_statistics()
+    return document
+
+
+def write_junit(path: Path, candidates: Candidates, facts: Mapping[str, Any]) -> None:
+    """Write the XML; folders are made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    as_junit(candidates, facts).write(str(path), pretty=True)
+
+
+def _xml(text: str) -> str:
+    """Without the control characters that XML 1.0 cannot hold: messages quote what candidates print."""
+    return "".join(letter if letter in "\t\n\r" or ord(letter) >= 32 else "?" for letter in text)

@@ -1,0 +1,1 @@
+"""Result files: their records, reading, writing, merging, manifests. No torch."""

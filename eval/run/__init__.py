@@ -1,0 +1,1 @@
+"""Who judges what where, and what follows from it: runner, batch, cluster, gate."""

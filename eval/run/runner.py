@@ -1,0 +1,333 @@
+"""Runs candidates through stages, one child process each, and owns the result file, which is written after every stage.
+
+Must not know what a stage finds out, nor how it is shown. Imports no torch: the parent never touches a candidate.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import io
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from kbsub.adapters import environment
+from kbsub.adapters.candidate import cuda_source_of
+from kbsub.adapters.task import Task
+from kbsub.eval.process.isolated import MEMORY_LIMIT_VARIABLE, Outcome, Status, run_isolated
+from kbsub.eval.results.model import (
+    Baseline,
+    Candidate,
+    Environment,
+    Floors,
+    Result,
+    ResultError,
+    TaskFacts,
+    Timing,
+    check_writable,
+    read_result,
+    row_key,
+    update_result,
+)
+from kbsub.eval.run.machine_facts import display_path, memory_limit_bytes
+from kbsub.eval.run.shared import SHARED, SharedStages
+from kbsub.eval.verdicts.register import ENDS_THE_ROW, HONEST, STAGES, Stage
+
+ENVIRONMENT_TARGET = "kbsub.adapters.environment:judge"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one invocation does. `kernelbench` is a verified checkout or None; `device` "cuda", "cuda:1" or "cpu".
+
+    `host_executor` lets the stages run CUDA candidates on the CPU; `full` asks for the official shape there.
+    """
+
+    task: Task
+    task_text: str
+    candidates: tuple[Path, ...]
+    stages: tuple[str, ...]
+    precision: str
+    device: str
+    kernelbench: Path | None
+    timeout_s: float
+    host_executor: bool = False
+    full: bool = False
+    gpu: str | None = None
+
+
+@dataclass
+class Row:
+    """One candidate while it is judged: what goes into the file, and how each stage ended.
+
+    `source`, `unreadable`: the file as it was when the row began. Every stage judges that text, so that a file edited
+    meanwhile cannot give one row the verdicts of two versions.
+    """
+
+    file: Path
+    key: str
+    fields: dict[str, Any]
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    environment: dict[str, Any] | None = None
+    source: str = ""
+    unreadable: str | None = None
+
+    @property
+    def status(self) -> Status:
+        return Status(self.fields["status"])
+
+    @property
+    def failed(self) -> bool:
+        """Whether the row or one of its stages ended other than well or with an honest NOT_RUN."""
+        return self.status not in HONEST or any(outcome.status not in HONEST for outcome in self.outcomes.values())
+
+
+Report = Callable[[Row, str, Mapping[str, Any]], None]  # (row, stage, progress event)
+
+
+def run(plan: Plan, out: Path, report: Report, finished: Callable[[Row], None]) -> tuple[list[Row], Result]:
+    """Judge every candidate of the plan; returns the rows and the result as written to `out`.
+
+    Raises ResultError before anything is run when `out` holds something this run cannot be joined with.
+    """
+    check_joinable(plan, out)
+    check_writable(out)
+    rows: list[Row] = []
+    known: dict[str, Any] | None = None  # the environment block, once a child has reported it
+    result: Result | None = None
+    there = read_result(out) if out.exists() else None  # before any candidate can touch it
+    own: set[str] = set()
+    commit = environment.project_commit()
+    shared = SharedStages(
+        functools.partial(_declared_payloads, plan), plan.stages, plan.timeout_s, _child_variables(plan)
+    )
+    for file in plan.candidates:
+        row = Row(file, row_key(file.stem, plan.precision), {})
+        for name in plan.stages:
+            outcome = run_stage(plan, row, STAGES[name], functools.partial(report, row, name), shared)
+            _record(row, STAGES[name], outcome)
+            known = row.environment or known
+            if known is None:
+                found = run_isolated(ENVIRONMENT_TARGET, {"device": plan.device}, timeout_s=120)
+                if found.value is None:
+                    raise ResultError(
+                        f"torch does not answer on this machine: {found.status}: {found.message}\n{found.log}"
+                    )
+                known = found.value["environment"]
+            new = _as_result(plan, row, {**known, "project_commit": commit})
+            keep = functools.partial(_keep_reference, row_key("eager", plan.precision), row)
+            result = update_result(out, new, keep, known=result or there, own=own, fresh=there is None)
+            own.add(row.key)
+        rows.append(row)
+        finished(row)
+    if result is None:
+        raise ResultError("no candidate and no stage: there is nothing to run")
+    return rows, result
+
+
+def check_joinable(plan: Plan, out: Path) -> None:
+    """Raise ResultError when `out` exists and is no result of this task on this GPU."""
+    if not out.exists():
+        return
+    there = read_result(out)
+    if there.task.sha256 != plan.task.sha256 or there.task.provenance != plan.task.provenance:
+        raise ResultError(
+            f"{out} is about {there.task.slug or 'another task'} ({there.task.provenance}), this run about "
+            f"{plan.task.slug} ({plan.task.provenance}); write to another file with --out"
+        )
+    if there.environment.gpu != plan.gpu:
+        here, old = plan.gpu or "no GPU", there.environment.gpu or "no GPU"
+        raise ResultError(f"{out} was made with {old}, this run has {here}; write to another file with --out")
+
+
+def run_stage(
+    plan: Plan,
+    row: Row,
+    stage: Stage,
+    on_progress: Callable[[dict[str, Any]], None],
+    shared: SharedStages | None = None,
+) -> Outcome:
+    """One stage of one candidate in a child process; a reason not to run it is an Outcome, too.
+
+    `shared`: where the stress and oracle stages of a whole run are computed together.
+    """
+    declaration, wrong = declaration_for(row.file)
+    if not row.fields:
+        digest, row.source, row.unreadable = _read(row.file)
+        row.fields = _blank_row(digest, plan.precision, declaration)
+        if wrong:  # the candidate can be judged all the same; what it claims is unknown
+            row.fields["declaration_error"] = wrong
+    reason = _reason_not_to_run(plan, row, stage, row.source, declaration)
+    if row.unreadable or reason:
+        status = Status.COMPILE_ERROR if row.unreadable else Status.NOT_RUN
+        return Outcome(status, None, row.unreadable or reason or "", "", 0.0)
+    payload = _payload(plan, row.file, row.source, declaration)
+    if shared is not None and stage.name in SHARED:
+        return shared.outcome(stage.name, payload, on_progress)
+    variables = _child_variables(plan)
+    return run_isolated(stage.target, payload, timeout_s=plan.timeout_s, on_progress=on_progress, env=variables)
+
+
+def _payload(plan: Plan, file: Path, source: str, declaration: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "candidate": display_path(file),
+        "candidate_source": source,
+        "stem": file.stem,
+        "task": plan.task_text,
+        "precision": plan.precision,
+        "kernelbench": str(plan.kernelbench) if plan.kernelbench else None,
+        "device": plan.device,
+        "declaration": declaration,
+        "timeout_s": plan.timeout_s,
+        "host_executor": plan.host_executor,
+        "full": plan.full,
+    }
+
+
+def _child_variables(plan: Plan) -> dict[str, str]:
+    """Environment variables of a stage's process."""
+    if plan.device != "cpu":
+        return {}
+    limit = memory_limit_bytes()
+    variables = {MEMORY_LIMIT_VARIABLE: str(limit)} if limit else {}
+    if "OMP_WAIT_POLICY" not in os.environ:
+        variables["OMP_WAIT_POLICY"] = "PASSIVE"  # threads that spin between small operators starve on a busy machine
+    return variables
+
+
+def _declared_payloads(plan: Plan) -> list[dict[str, Any]]:
+    """The stage payloads of the plan's declared candidates that may run here."""
+    payloads = []
+    for file in plan.candidates:
+        source, problem = read_source(file)
+        declaration, _ = declaration_for(file)
+        if declaration and not problem:
+            if _reason_not_to_run(plan, Row(file, "", {}), STAGES[SHARED[0]], source, declaration) is None:
+                payloads.append(_payload(plan, file, source, declaration))
+    return payloads
+
+
+def read_source(file: Path) -> tuple[str, str | None]:
+    """(text, None), or ("", what is wrong): a file that is no text is a row, not a failure of the run."""
+    return _read(file)[1:]
+
+
+def _read(file: Path) -> tuple[str, str, str | None]:
+    """(sha256, text, what is wrong) of one reading of the file."""
+    data = b""
+    try:
+        data = file.read_bytes()
+        text, problem = io.TextIOWrapper(io.BytesIO(data), "utf-8").read(), None
+    except (OSError, UnicodeDecodeError) as error:
+        text, problem = "", f"cannot be read as UTF-8 text: {error}"
+    return hashlib.sha256(data).hexdigest(), text, problem
+
+
+def declaration_for(file: Path) -> tuple[dict[str, Any], str | None]:
+    """({contract, ...}, None); ({}, None) for a file of one's own; ({}, what is wrong with candidates.toml)."""
+    from kbsub.eval.tasks.declarations import DeclarationError, declaration_of
+
+    try:
+        declaration = declaration_of(file)
+    except DeclarationError as error:
+        return {}, str(error)
+    return (declaration.model_dump(mode="json") if declaration else {}), None
+
+
+def _reason_not_to_run(plan: Plan, row: Row, stage: Stage, source: str, declaration: Mapping[str, Any]) -> str | None:
+    official = row.outcomes.get("official")
+    if official is not None and official.status in ENDS_THE_ROW:
+        return f"the official stage ended with {official.status}"
+    declared = declaration.get("precision")
+    if declared and plan.precision not in declared:
+        return f"candidates.toml declares it for {', '.join(declared)} only"
+    needs = cuda_source_of(source)
+    if plan.device == "cpu" and needs and not plan.host_executor:
+        way_out = "; --device cpu runs its kernels on the host" if needs == "CUDA_SOURCE" else ""
+        return f"needs an NVIDIA GPU ({needs}){way_out}"
+    if importlib.util.find_spec(stage.target.partition(":")[0]) is None:
+        return f"this version of kbsub has no {stage.name} stage"
+    return None
+
+
+def _blank_row(digest: str, precision: str, declaration: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "sha256": digest,
+        "contract": declaration.get("contract"),
+        "accurate": bool(declaration.get("accurate", False)),
+        "precision": precision,
+        "status": Status.NOT_RUN.value,
+        "reason": "the official stage was not asked for",
+        "stages": {},
+    }
+
+
+def _record(row: Row, stage: Stage, outcome: Outcome) -> None:
+    """Put one outcome into the row. Only the official stage touches `status`, `reason` and `timing`."""
+    found = dict(outcome.value or {})
+    if stage.name != "official" and found:
+        try:
+            Candidate.model_validate({**row.fields, stage.key: found})
+        except ValidationError as error:  # a judge's mistake costs this stage, not the run
+            words = f"the {stage.name} judge returned a malformed {stage.key}: {error.errors()[0]['loc']}"
+            found, outcome = {}, Outcome(Status.RUNTIME_ERROR, None, words, outcome.log, outcome.seconds)
+    row.outcomes[stage.name] = outcome
+    row.environment = found.pop("environment", None) or row.environment
+    row.fields["stages"][stage.name] = {
+        "status": outcome.status.value,
+        "message": outcome.message,
+        "seconds": round(outcome.seconds, 3),
+        # The child's own words, where a person will want them.
+        **({"log": outcome.log[-4000:]} if outcome.status not in HONEST else {}),
+    }
+    if stage.name != "official":
+        if found:
+            row.fields[stage.key] = found
+        return
+    verdict = found.pop("verdict", {"status": outcome.status.value, "reason": outcome.message or None})
+    row.fields["status"], row.fields["reason"] = verdict["status"], verdict["reason"]
+    row.fields["official"] = found.pop("official", None)
+    row.fields.update(found)  # timing, reference, floors, or the CPU's local check
+    # The row's verdict is the stage's end, too: what upstream failed must stop the other stages and the exit code.
+    if outcome.status is Status.OK and Status(verdict["status"]) is not Status.OK:
+        ended = Outcome(Status(verdict["status"]), outcome.value, verdict["reason"] or "", outcome.log, outcome.seconds)
+        row.outcomes[stage.name] = ended
+        row.fields["stages"][stage.name] |= {"status": verdict["status"], "message": verdict["reason"]}
+
+
+def _as_result(plan: Plan, row: Row, environment_block: Mapping[str, Any]) -> Result:
+    """A result that holds this one row, ready to be joined into the file."""
+    task = TaskFacts(
+        level=plan.task.level,
+        problem_id=plan.task.problem_id,
+        sha256=plan.task.sha256,
+        provenance=plan.task.provenance,
+    )
+    result = Result(
+        environment=Environment.model_validate(environment_block),
+        task=task,
+        candidates={row.key: Candidate.model_validate(row.fields)},
+    )
+    floors = row.fields.get("floors") or {}
+    if plan.precision == "fp32" and "memory_ms" in floors:
+        result.floors = Floors(memory_ms=floors["memory_ms"], copy_gb_s=floors["copy_gb_s"])
+    return result
+
+
+def _keep_reference(key: str, row: Row, result: Result) -> None:
+    """The eager time of the first official run, unless `kbsub bench` has measured it side by side with others."""
+    timing = {method: Timing.model_validate(block) for method, block in (row.fields.get("reference") or {}).items()}
+    if timing:
+        known = result.baselines.get(key, Baseline())
+        result.baselines[key] = known.model_copy(update={"timing": {**timing, **known.timing}})
+
+
+def failures(rows: Sequence[Row]) -> list[Row]:
+    """The rows that cost the run its exit code 0."""
+    return [row for row in rows if row.failed]

@@ -1,0 +1,65 @@
+"""The stress and oracle stages of one run: one child process for all declared candidates, so that the reference and
+the float64 answer of a case are computed once.
+
+Only candidates that a candidates.toml declares share a child. A file of somebody else's gets one of its own: it must
+not be able to touch what its neighbours are judged with. No torch here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kbsub.eval.process.isolated import Outcome, Status
+from kbsub.eval.suite.batch import Finished, run_batch
+
+SHARED = ("stress", "oracle")
+_OWN = ("stem", "candidate", "candidate_source", "declaration")  # of a stage payload: what is not common to the run
+
+
+@dataclass
+class SharedStages:
+    """`neighbours()`: the stage payloads of every declared candidate of the run that may run here at all.
+
+    stages: those of the run; with "oracle" alone only the cases of the error table are run. timeout_s: a candidate.
+    """
+
+    neighbours: Callable[[], Sequence[Mapping[str, Any]]]
+    stages: Sequence[str]
+    timeout_s: float
+    env: Mapping[str, str]
+    found: dict[str, Finished] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)  # what each of `found` was computed from
+
+    def outcome(self, stage: str, payload: Mapping[str, Any], on_progress: Callable[[dict[str, Any]], None]) -> Outcome:
+        """The stage of one candidate; the first call runs the declared candidates of the whole run.
+
+        A candidate whose file was edited since is run again, alone: its row holds verdicts on one version only.
+        """
+        started = time.monotonic()
+        stem = str(payload["stem"])
+        if stem not in self.found or self.sources[stem] != payload["candidate_source"]:
+            batch = [payload]
+            if payload.get("declaration") and stem not in self.found:
+                batch += [each for each in self.neighbours() if each["stem"] != stem]
+            common = {key: value for key, value in payload.items() if key not in _OWN}
+            common["oracle_only"] = "stress" not in self.stages
+            self.found |= run_batch(
+                [{key: each[key] for key in _OWN if key in each} for each in batch],
+                common,
+                timeout_s=self.timeout_s * len(batch),
+                on_progress=on_progress,
+                env=self.env,
+            )
+            self.sources |= {str(each["stem"]): str(each["candidate_source"]) for each in batch}
+        return as_outcome(self.found[stem], stage, time.monotonic() - started)
+
+
+def as_outcome(found: Finished, stage: str, seconds: float) -> Outcome:
+    """One stage of a finished candidate: what there is of it is kept, however the run ended."""
+    value = (found.stress if stage == "stress" else found.oracle) if found.rows else None
+    if found.status is Status.OK and value is None:
+        return Outcome(Status.NOT_RUN, None, "no case was run", found.log, seconds)
+    return Outcome(found.status, value, found.message, found.log if found.status is not Status.OK else "", seconds)

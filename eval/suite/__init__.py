@@ -1,0 +1,1 @@
+"""The case suite behind the stress and oracle verdicts: inputs, models, checks, rows."""

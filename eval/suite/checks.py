@@ -1,0 +1,196 @@
+"""The behaviour checks of the stress suite: what a single comparison of one output cannot see.
+
+Each takes a Scene and returns what is wrong in words, or None; NotApplicable where the check has no meaning here.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kbsub.eval.operators.compare.predicate import Comparison, compare, same_bits
+from kbsub.eval.suite.inputs import NotApplicable
+
+SLEEP_CYCLES = 20_000_000  # about 10 ms at 1.9 GHz: longer than any launch overhead
+
+
+@dataclass
+class Scene:
+    """One entrant on the inputs of one case. strict: the contract asks for the reference's bits."""
+
+    reference: torch.nn.Module
+    model: Any
+    inputs: list[Any]
+    expected: torch.Tensor  # the reference's output on `inputs`
+    output: torch.Tensor  # the entrant's
+    strict: bool
+    calls: int = 1000
+    spoiled: bool = False  # a check changed the model's parameters: build it afresh
+
+
+def run(model: Any, inputs: list[Any]) -> Any:
+    """One call under no_grad, finished when it returns, so that an asynchronous error belongs to this call."""
+    with torch.no_grad():
+        output = model(*inputs)
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return output
+
+
+def run_twice(scene: Scene) -> str | None:
+    """The same input twice gives the same bits."""
+    again = run(scene.model, scene.inputs)
+    return None if same_bits(scene.output, again) else "a second run on the same input gave other bits"
+
+
+def row_alone(scene: Scene) -> str | None:
+    """A row alone against the same row in the batch: bit for bit under a bit-identical contract, else the tolerance."""
+    rows = scene.expected.shape[0] if scene.expected.dim() else 0
+    if rows < 2:
+        raise NotApplicable("the output has no two rows")
+    for row in sorted({0, rows // 2, rows - 1}):
+        alone = [_row(each, row, rows) for each in scene.inputs]
+        try:
+            native = run(scene.reference, alone)
+        except (RuntimeError, ValueError) as error:
+            raise NotApplicable(f"the reference does not take one row alone: {error}") from error
+        if native.shape != scene.expected[row : row + 1].shape or not close(scene.expected[row : row + 1], native):
+            raise NotApplicable("the reference's rows depend on one another")
+        got = run(scene.model, alone)
+        problem = _differs(scene, scene.output[row : row + 1].contiguous(), got)
+        if problem:
+            return f"row {row} alone differs from the same row in the batch of {rows}: {problem}"
+    return None
+
+
+def _row(value: Any, row: int, rows: int) -> Any:
+    batched = isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape[0] == rows
+    return value[row : row + 1].clone() if batched else value
+
+
+def side_stream(scene: Scene) -> str | None:
+    """On a stream of the caller's choice, behind slow work on it: a kernel launched elsewhere reads NaN."""
+    _need_cuda(scene)
+    staged = [torch.full_like(each, float("nan")) if _is_float(each) else each for each in scene.inputs]
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    torch.cuda.synchronize()
+    with torch.no_grad(), torch.cuda.stream(stream):
+        torch.cuda._sleep(SLEEP_CYCLES)  # type: ignore[no-untyped-call]
+        for to, value in zip(staged, scene.inputs, strict=True):
+            if _is_float(to):
+                to.copy_(value)
+        result = scene.model(*staged).clone()
+    stream.synchronize()
+    problem = _differs(scene, scene.expected, result)
+    torch.cuda.synchronize()
+    return f"on a side stream the answer is wrong: {problem}" if problem else None
+
+
+def graph_mutation(scene: Scene) -> str | None:
+    """Captured, then inputs and parameters changed in place, then replayed: the published protocol's mutation."""
+    _need_cuda(scene)
+    parameters = dict(scene.model.named_parameters()) if isinstance(scene.model, torch.nn.Module) else {}
+    twin = copy.deepcopy(scene.reference)
+    changing = dict(twin.named_parameters())
+    if set(parameters) != set(changing):
+        changing, parameters = {}, {}  # only the inputs change then
+    held = [each.clone() if isinstance(each, torch.Tensor) else each for each in scene.inputs]
+    scene.spoiled = True
+    graph, result = _capture(scene.model, held)
+    with torch.no_grad():
+        for each in held:
+            if _is_float(each):
+                each.mul_(0.8)
+        for group in (changing, parameters):
+            for name, parameter in group.items():
+                if name.rpartition(".")[2] == "bias":
+                    parameter.add_(0.01)
+                else:
+                    parameter.mul_(0.9)
+    graph.replay()
+    torch.cuda.synchronize()
+    problem = _differs(scene, run(twin, held), result)
+    return f"replayed after inputs and parameters changed in place: {problem}" if problem else None
+
+
+def _capture(model: Any, held: list[Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.no_grad(), torch.cuda.stream(stream):
+        for _ in range(3):
+            model(*held)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        result = model(*held)
+    return graph, result
+
+
+def after_1000_calls(scene: Scene) -> str | None:
+    """New contents at the same addresses are answered rightly after `calls` calls on the old ones."""
+    held = [each.clone() if isinstance(each, torch.Tensor) else each for each in scene.inputs]
+    with torch.no_grad():
+        for call in range(scene.calls):
+            scene.model(*held)
+            if call % 100 == 99 and torch.cuda.is_available():
+                torch.cuda.synchronize()
+        for each in held:
+            if _is_float(each):
+                each.mul_(-0.5).add_(0.25)
+    problem = _differs(scene, run(scene.reference, held), run(scene.model, held))
+    return f"after {scene.calls} calls new contents are answered wrongly: {problem}" if problem else None
+
+
+def others_keep_their_bits(
+    scene: Scene, clean: list[Any], clean_reference: torch.Tensor, row: int
+) -> tuple[str | None, bool]:
+    """After one NaN or Inf in `row`: the other rows' outputs have the bits they have without it.
+
+    Returns (problem, asked): not asked where the reference's own rows depend on one another.
+    """
+    keep = [each for each in range(scene.expected.shape[0]) if each != row] if scene.expected.dim() else []
+    if not keep or scene.expected.shape != clean_reference.shape:
+        return None, False
+    for span in (slice(0, row), slice(row + 1, None)):
+        if not same_bits(scene.expected[span], clean_reference[span]):
+            return None, False
+    output = run(scene.model, clean)
+    for span in (slice(0, row), slice(row + 1, None)):
+        if not same_bits(scene.output[span], output[span]):
+            return f"a special value in row {row} changed bits of other rows", True
+    return None, True
+
+
+CHECKS: dict[str, Callable[[Scene], str | None]] = {
+    "run_twice": run_twice,
+    "row_alone": row_alone,
+    "side_stream": side_stream,
+    "graph_mutation": graph_mutation,
+    "after_1000_calls": after_1000_calls,
+}
+
+
+def close(reference: torch.Tensor, candidate: torch.Tensor) -> bool:
+    return compare(reference, candidate).allclose
+
+
+def _differs(scene: Scene, expected: torch.Tensor, got: Any) -> str | None:
+    if not isinstance(got, torch.Tensor):
+        return f"returned {type(got).__name__}, not a tensor"
+    comparison: Comparison = compare(expected, got)  # PredicateError is told apart by the caller
+    if scene.strict and not comparison.identical:
+        return f"not bit-identical: {comparison.describe()}"
+    return None if comparison.allclose else comparison.describe()
+
+
+def _need_cuda(scene: Scene) -> None:
+    if scene.expected.device.type != "cuda":
+        raise NotApplicable("needs a CUDA device")
+
+
+def _is_float(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()

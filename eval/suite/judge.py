@@ -1,0 +1,374 @@
+"""The stress suite: runs the cases of stress_cases.py in this process and says what became of each.
+
+A case is judged against native (the task's Model, torch.allclose at the precision's tolerance, equal_nan=True) *and*
+against the float64 oracle; both are reported. Reference and oracle values are computed once a case and shared by all
+entrants of a run. Nothing here touches the official verdict. `stress_batch.py` runs this in a child process.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kbsub.adapters.candidate import CandidateError
+from kbsub.adapters.task import Task, task_from_payload
+from kbsub.eval.operators.compare.oracle import Answer, OracleError, answer, error_of, layer_norm_of
+from kbsub.eval.operators.compare.predicate import PredicateError, compare, same_bits
+from kbsub.eval.process.isolated import JudgeFailure, Status, is_out_of_memory
+from kbsub.eval.suite import checks
+from kbsub.eval.suite.classes import Question, classify, oracle_facts, row_of
+from kbsub.eval.suite.inputs import NotApplicable, lay_out, special_place, values_of
+from kbsub.eval.suite.models import Entrant, Workshop, entrant, is_modelled, task_cases
+from kbsub.eval.suite.records import oracle_record, stress_record
+from kbsub.eval.tasks.cases import FAIL, NEARER, PASS, REFUSED, SKIPPED, Case, Row, select, suite
+
+Progress = Callable[[dict[str, Any]], None]
+
+CPU_ELEMENTS = 1 << 20  # larger cases are left to a GPU
+HOSTED_ELEMENTS = 1 << 17  # the same where every thread of a kernel is executed on the CPU
+HOSTED_CALLS = 20  # instead of 1,000
+
+
+class Broken(Exception):
+    """The CUDA context is unusable: whatever runs after it in this process would fail for no fault of its own."""
+
+
+@dataclass
+class Options:
+    """device facts and limits of one run."""
+
+    strict: bool  # bit-identical contracts are held to the reference's bits (CUDA only: the CPU's order is another)
+    max_elements: int  # 0: no limit
+    calls: int = 1000
+    hosted: bool = False  # kernels are executed on the CPU: native is then the model of CUDA's order
+
+
+def judge(payload: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
+    """The stress record of one candidate (the stage contract's payload): counts, and a row a case."""
+    return _one("stress", payload, progress)
+
+
+def judge_oracle(payload: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
+    """The oracle record of one candidate: {case: errors of the reference and of the candidate}."""
+    return _one("oracle", {**payload, "oracle_only": True}, progress)
+
+
+def _one(section: str, payload: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
+    found = judge_many({**payload, "candidates": [payload]}, progress)
+    for message in found["failed"].values():
+        raise CandidateError(message)
+    record: dict[str, Any] = found[section][payload["stem"]]
+    return record
+
+
+def judge_many(payload: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
+    """Judge several entrants case by case: {"stress": {stem: record}, "oracle": {stem: {case: record}}, "failed": ...}.
+
+    payload: task, precision, kernelbench, device as in the stage contract; candidates: a list of entrant payloads;
+    and optional: only (patterns of case names), oracle_only (just the cases of the error table), small (default: on
+    the CPU), full (no limit on elements on the CPU), done ({stem: [case names]} that need no second run).
+    host_executor: run the kernels of CUDA candidates on the CPU (eval/host_executor), on fewer and smaller cases.
+    "failed" holds {stem: message} of the files that give no ModelNew. A candidate that leaves the CUDA context unusable
+    ends the run as CRASHED; its row and all before it have been sent by then.
+    Every finished row is sent at once as progress({"stage": "row", "candidate": stem, "row": row, ...}).
+    """
+    device = torch.device(payload["device"])
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise JudgeFailure(Status.NOT_RUN, "no CUDA device here; use --device cpu for small shapes")
+    task = task_from_payload(payload)
+    full = bool(payload.get("full"))
+    small = bool(payload.get("small", device.type == "cpu" and not full))
+    cases = suite(task_cases(task), small=small)
+    if payload.get("oracle_only"):
+        cases = [case for case in cases if case.oracle]
+    cases = select(cases, payload.get("only") or ())
+    if device.type == "cuda":
+        device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+        torch.cuda.set_device(device)
+    entrants, failed = _load([{**payload, **each} for each in payload["candidates"]], task)
+    hosted = bool(payload.get("host_executor")) and any(who.hosted for who in entrants)
+    limit = 0 if device.type == "cuda" or full else HOSTED_ELEMENTS if hosted else CPU_ELEMENTS
+    options = Options(
+        strict=device.type == "cuda",
+        max_elements=int(payload.get("max_elements", limit)),
+        calls=int(payload.get("calls", HOSTED_CALLS if hosted else 1000)),
+        hosted=hosted,
+    )
+    declared = {str(each.get("stem")): each.get("declaration") or {} for each in payload["candidates"]}
+    started = time.monotonic()
+    base = _reset_peak(device)
+    rows: dict[str, list[Row]] = {who.stem: [] for who in entrants}
+
+    def emit(who: Entrant, row: Row, index: int) -> None:
+        rows[who.stem].append(row)
+        event = {"stage": "row", "index": index, "of": len(cases), "case": row["name"]}
+        progress({**event, "candidate": who.stem, "row": row})
+
+    done = {stem: set(names) for stem, names in (payload.get("done") or {}).items()}
+    try:
+        run_cases(task, device, entrants, cases, options, done, emit, progress)
+    except Broken as error:
+        raise JudgeFailure(Status.CRASHED, str(error)) from error
+    facts = {
+        "device": device.type,
+        "precision": task.precision,
+        "shapes": "small" if small else "full",
+        "seconds": round(time.monotonic() - started, 3),
+        "shared_by": len(entrants),
+        "complete": not payload.get("only") and not payload.get("oracle_only"),
+        **({"host_executor": True, "native": "the model of CUDA's order"} if hosted else {}),
+    }
+    if device.type == "cuda":
+        facts["peak_extra_bytes"] = torch.cuda.max_memory_allocated(device) - base
+    return {
+        "stress": {stem: stress_record(each, facts, declared.get(stem)) for stem, each in rows.items()},
+        "oracle": {stem: oracle_record(each) for stem, each in rows.items()},
+        "failed": failed,
+        "facts": facts,
+    }
+
+
+def _load(payloads: Sequence[Mapping[str, Any]], task: Task) -> tuple[list[Entrant], dict[str, str]]:
+    entrants, failed = [], {}
+    for each in payloads:
+        try:
+            entrants.append(entrant(each, task))
+        except CandidateError as error:
+            failed[str(each.get("stem", each.get("baseline", "?")))] = error.message
+    return entrants, failed
+
+
+def error_table(
+    task: Task, device: torch.device, entrants: Sequence[Entrant], *, small: bool = False
+) -> dict[str, dict[str, Any]]:
+    """{stem: {case: record}} over the cases of the error table, in this process; for callables of one's own."""
+    cases = [case for case in suite(task_cases(task), small=small) if case.oracle]
+    rows: dict[str, list[Row]] = {who.stem: [] for who in entrants}
+    options = Options(strict=False, max_elements=CPU_ELEMENTS if small else 0)
+    run_cases(task, device, entrants, cases, options, {}, lambda who, row, _: rows[who.stem].append(row))
+    return {stem: oracle_record(each) for stem, each in rows.items()}
+
+
+def _reset_peak(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 0
+    torch.cuda.reset_peak_memory_stats(device)
+    return int(torch.cuda.memory_allocated(device))
+
+
+def run_cases(
+    task: Task,
+    device: torch.device,
+    entrants: Sequence[Entrant],
+    cases: Sequence[Case],
+    options: Options,
+    done: Mapping[str, set[str]],
+    emit: Callable[[Entrant, Row, int], None],
+    progress: Progress = lambda event: None,
+) -> None:
+    """Run every case for every entrant that has not done it; `emit(entrant, row, index)` gets each row."""
+    shop = Workshop(task, device, cuda_order=options.hosted)
+    numbered = [(index, case) for index, case in enumerate(cases)]
+    for _, group in itertools.groupby(numbered, key=lambda each: (each[1].shape, each[1].parameters, each[1].eps)):
+        models: dict[tuple[str, str], Any] = {}  # one instance a parameter setting, as long as the group lasts
+        for index, case in group:
+            pending = [who for who in entrants if case.name not in done.get(who.stem, ())]
+            if not pending:
+                continue
+            question = _ask(shop, case, options)
+            for who in pending:
+                event = {"stage": "case", "index": index, "of": len(cases), "case": case.name}
+                progress({**event, "candidate": who.stem, "seed": case.input.seed})
+                if isinstance(question, str):
+                    emit(who, row_of(case, SKIPPED, question), index)
+                    continue
+                try:
+                    row = _judge_case(shop, who, question, models, options)
+                except Broken as error:
+                    emit(who, row_of(case, FAIL, f"crashed: {error}"), index)
+                    raise
+                emit(who, row, index)
+            del question
+        models.clear()
+        if device.type == "cuda":
+            gc.collect()  # models in reference cycles would hold GPU memory
+
+
+def _ask(shop: Workshop, case: Case, options: Options) -> Question | str:
+    """Inputs, the reference's output and the float64 answer of a case; a string says why it is skipped."""
+    try:
+        elements = shop.elements(case)
+        if options.max_elements and elements > options.max_elements:
+            return f"{elements} elements: left to a GPU (or --full)"
+        reference = shop.reference(case)
+        inputs = shop.inputs(case)
+        inputs[0] = values_of(inputs[0], case.layout) if isinstance(inputs[0], torch.Tensor) else inputs[0]
+        expected = checks.run(reference, inputs)
+        if not isinstance(expected, torch.Tensor) or not expected.is_floating_point():
+            return "the reference does not return one float tensor"
+        truth, no_truth = _truth(shop, case, reference, inputs)
+        error = error_of(truth, expected) if truth is not None else None
+        clean = _clean(case, reference, inputs, shop)
+    except NotApplicable as why:
+        return str(why)
+    except (RuntimeError, ValueError, TypeError, NotImplementedError) as error_:
+        if case.shape.inputs or case.input.kind != "official":
+            return f"the reference itself does not take this: {_short(error_)}"
+        raise
+    return Question(case, reference, inputs, expected, truth, no_truth, error, clean)
+
+
+def _truth(shop: Workshop, case: Case, reference: torch.nn.Module, inputs: list[Any]) -> tuple[Answer | None, str]:
+    try:
+        return answer(reference, inputs, formula=shop.formula(reference)), ""
+    except OracleError as why:
+        return None, str(why)
+
+
+def _clean(
+    case: Case, reference: torch.nn.Module, inputs: list[Any], shop: Workshop
+) -> tuple[list[Any], torch.Tensor] | None:
+    if case.input.kind != "special":
+        return None
+    clean = [each.clone() if isinstance(each, torch.Tensor) else each for each in inputs]
+    for each in clean:
+        if isinstance(each, torch.Tensor) and each.is_floating_point():
+            each.masked_fill_(~each.isfinite(), 0.5)
+    return clean, checks.run(reference, clean)
+
+
+# ---- one entrant on one case ----
+
+
+def _judge_case(
+    shop: Workshop, who: Entrant, question: Question, models: dict[tuple[str, str], Any], options: Options
+) -> Row:
+    """The row of one entrant, the inputs being again what the reference got afterwards. Raises Broken."""
+    pristine = [each.clone() if isinstance(each, torch.Tensor) else each for each in question.inputs]
+    row = _attempt(shop, who, question, models, pristine, options)
+    for held, kept in zip(question.inputs, pristine, strict=True):
+        if isinstance(held, torch.Tensor) and not same_bits(held, kept, any_nan=False):
+            held.copy_(kept)
+    return row
+
+
+def _attempt(
+    shop: Workshop,
+    who: Entrant,
+    question: Question,
+    models: dict[tuple[str, str], Any],
+    pristine: list[Any],
+    options: Options,
+) -> Row:
+    """Build, run and judge; an exception of the candidate is a row too."""
+    case = question.case
+    key = (who.stem, case.layout if case.layout == "misaligned_parameters" else "")
+    try:
+        if key not in models:
+            models[key] = shop.build(who, question.reference, case)
+        given = list(question.inputs)
+        if isinstance(given[0], torch.Tensor):
+            given[0] = lay_out(given[0], case.layout)
+        output = checks.run(models[key], given)
+        return _judge_output(who, question, models, key, given, pristine, output, options)
+    except NotApplicable as why:
+        return row_of(case, SKIPPED, str(why))
+    except PredicateError as error:
+        return row_of(case, FAIL, str(error))
+    except ValueError as error:
+        if case.may_refuse and str(error).strip():
+            return row_of(case, REFUSED, f"ValueError: {error}")
+        what = "refused a case that it must answer" if str(error).strip() else "ValueError without a word"
+        return row_of(case, FAIL, f"{what}: ValueError: {error}")
+    except Exception as error:
+        models.pop(key, None)
+        _still_usable(shop.device, error)
+        word = "out of memory" if is_out_of_memory(error) else "raised"
+        return row_of(case, FAIL, f"{word}: {_short(error)}")
+
+
+def _judge_output(
+    who: Entrant,
+    question: Question,
+    models: dict[tuple[str, str], Any],
+    key: tuple[str, str],
+    given: list[Any],
+    pristine: list[Any],
+    output: Any,
+    options: Options,
+) -> Row:
+    case = question.case
+    if not isinstance(output, torch.Tensor):
+        return row_of(case, FAIL, f"returned {type(output).__name__}, not a tensor")
+    comparison = compare(question.expected, output)
+    error = error_of(question.truth, output) if question.truth is not None else None
+    comparable = options.strict or (who.hosted and is_modelled(question.reference))
+    strict = comparable and who.contract == "bit-identical"
+    class_, reason = classify(question, comparison, error, strict=strict, accurate=who.accurate)
+    facts: Row = {"native": comparison.to_json(), **oracle_facts(question, error)}
+    kept = values_of(pristine[0], case.layout) if isinstance(pristine[0], torch.Tensor) else pristine[0]
+    for index, (held, original) in enumerate(zip(given, [kept, *pristine[1:]], strict=True)):
+        if isinstance(held, torch.Tensor) and not same_bits(held.contiguous(), original, any_nan=False):
+            return row_of(case, FAIL, f"changed its input {index}", **facts)
+    scene = checks.Scene(question.reference, models[key], given, question.expected, output, strict, options.calls)
+    if class_ in (PASS, NEARER):
+        problem = _further(scene, question, facts)
+        if scene.spoiled:
+            models.pop(key, None)
+        if problem:
+            class_, reason = FAIL, problem
+    return row_of(case, class_, reason, **facts)
+
+
+def _further(scene: checks.Scene, question: Question, facts: Row) -> str | None:
+    """What a right output alone does not show."""
+    case = question.case
+    if case.check != "compare":
+        if case.check == "after_1000_calls":
+            facts["calls"] = scene.calls
+        return checks.CHECKS[case.check](scene)
+    if case.expect == "beta":
+        return _exactly_beta(scene)
+    if question.clean is not None:
+        rows = scene.expected.shape[0]
+        row, _ = special_place(rows, 1)
+        problem, facts["other_rows_asked"] = checks.others_keep_their_bits(scene, *question.clean, row)
+        return problem
+    if not scene.output.numel() and scene.output.is_cuda:
+        total = float(torch.ones(8, device=scene.output.device).sum())  # raises after an illegal launch
+        return None if total == 8.0 else "an unrelated CUDA op is wrong after the empty batch"
+    return None
+
+
+def _exactly_beta(scene: checks.Scene) -> str | None:
+    layer = layer_norm_of(scene.reference)
+    if layer is None or layer.bias is None:
+        raise NotApplicable("the task's model is no LayerNorm with a bias")
+    beta = layer.bias.detach().expand_as(scene.output).contiguous()
+    if bool((scene.output == beta).all()):
+        return None
+    return f"a constant row must give exactly beta: {compare(beta, scene.output, atol=0.0, rtol=0.0).describe()}"
+
+
+def _still_usable(device: torch.device, error: BaseException) -> None:
+    """Raise Broken when the CUDA context did not survive the candidate's exception."""
+    if device.type != "cuda":
+        return
+    try:
+        torch.cuda.synchronize(device)
+        torch.ones(1, device=device).item()
+    except RuntimeError as sticky:
+        raise Broken(f"{_short(error)}; the CUDA context is unusable after it") from sticky
+
+
+def _short(error: BaseException) -> str:
+    """The kind of an exception, its first line and the first errors of a compiler's log, on one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    shown = lines[:1] + [line for line in lines[1:] if "error:" in line][:2]
+    return f"{type(error).__name__}: {' | '.join(shown) or 'no message'}"[:400]

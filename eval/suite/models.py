@@ -1,0 +1,224 @@
+"""Reference and candidate models of a stress case, built as upstream builds them, with parameters and eps set.
+
+Knows tasks and candidates; nothing of comparisons or verdicts. The reference lives in a module dict of its own: a
+candidate that overrides the task's globals changes only its own copy.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import kbsub.submissions
+from kbsub.adapters.candidate import CandidateError, cuda_source_of, load_candidate
+from kbsub.adapters.task import SEED, Task
+from kbsub.eval.operators.compare.oracle import is_bare_layer_norm, layer_norm_of
+from kbsub.eval.operators.layer_norm import order as contract
+from kbsub.eval.suite.inputs import NotApplicable, make_inputs, misalign_parameters, set_parameters
+from kbsub.eval.tasks.cases import OWN_EPS, Case, Parameters, Shape, TaskCases, load_task_cases
+
+Build = Callable[[torch.nn.Module, tuple[Any, ...]], Any]
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """One program to be judged: a candidate, or a baseline such as eager.
+
+    build(reference, init_inputs) returns a callable; `state` says whether parameters are then loaded into it (a
+    baseline is the reference itself, with its parameters already set).
+    """
+
+    stem: str
+    contract: str
+    accurate: bool
+    build: Build
+    state: bool = True
+    hosted: bool = False  # its kernels are executed on the CPU
+
+
+BASELINES: dict[str, Build] = {
+    "eager": lambda reference, _: reference,
+    "compile_default": lambda reference, _: torch.compile(reference),
+}
+
+
+def entrant(payload: Mapping[str, Any], task: Task) -> Entrant:
+    """The entrant of one stage payload (stem, candidate_source, declaration, host_executor ...), or of a baseline's:
+    {"baseline": "eager" | "compile_default", "stem"}. Raises CandidateError when the file gives no ModelNew."""
+    if "baseline" in payload:
+        name = payload["baseline"]
+        if name not in BASELINES:
+            raise CandidateError(f"unknown baseline {name!r}; known are {', '.join(BASELINES)}")
+        return Entrant(payload.get("stem", name), "baseline", False, BASELINES[name], state=False)
+    source, modules = payload["candidate_source"], task.modules()
+    model = load_candidate(source, task, modules=modules)
+    hosted = bool(payload.get("host_executor")) and cuda_source_of(source) == "CUDA_SOURCE"
+    if hosted:
+        from kbsub.eval.host_executor import SMALL_LIMITS, HostExecutor, adopt
+
+        adopt(modules.context, SMALL_LIMITS, HostExecutor())
+        model = modules.context["ModelNew"]
+    declared = payload.get("declaration") or {}
+    return Entrant(
+        payload["stem"],
+        declared.get("contract", ""),
+        bool(declared.get("accurate", False)),
+        lambda _, init: model(*init),
+        hosted=hosted,
+    )
+
+
+def task_cases(task: Task) -> TaskCases:
+    """The cases of submissions/<task>/stress_cases.toml; none for a task without such a folder."""
+    return load_task_cases(Path(next(iter(kbsub.submissions.__path__))) / task.slug / "stress_cases.toml")
+
+
+class Workshop:
+    """Builds the models and inputs of one task on one device.
+
+    cuda_order: a LayerNorm reference answers as CUDA's native one does (the NumPy model of its order), so that kernels
+    executed on the CPU have the right thing to be compared with: the CPU's own native LayerNorm has another order.
+    """
+
+    def __init__(self, task: Task, device: torch.device, cuda_order: bool = False) -> None:
+        self.task, self.device, self.dtype, self.cuda_order = task, device, task.dtype, cuda_order
+        self.modules = task.modules()
+        self._formula: bool | None = None
+        self._own_inputs: list[Any] = []
+        self._reference: tuple[Any, torch.nn.Module | None] = (None, None)  # the last one built
+
+    def init(self, shape: Shape) -> tuple[Any, ...]:
+        """Constructor arguments, cast as upstream casts them."""
+        torch.manual_seed(SEED)
+        arguments = list(shape.init) if shape.inputs else list(self.modules.get_init_inputs())
+        return tuple(self.task.cast(arguments, self.device))
+
+    def reference(self, case: Case) -> torch.nn.Module:
+        """The task's Model with the parameters and eps of this case, kept until another is asked for.
+
+        Raises NotApplicable.
+        """
+        key = (case.shape, case.parameters, case.eps)
+        if self._reference[0] == key and self._reference[1] is not None:
+            return self._reference[1]
+        self._reference = (None, None)
+        model = self._new_reference(case)
+        self._reference = (key, model)
+        return model
+
+    def _new_reference(self, case: Case) -> torch.nn.Module:
+        arguments = self.init(case.shape)
+        torch.manual_seed(SEED)  # after init, before the constructor: the same draw as the candidate's
+        model: torch.nn.Module = self._place(self.modules.Model(*arguments))
+        set_parameters(model, case.parameters)
+        for path in eps_paths(model, case.eps):
+            vars(model.get_submodule(path))["eps"] = case.eps
+        model.requires_grad_(False)
+        if self.cuda_order and self.formula(model):
+            layer = layer_norm_of(model)
+            if layer is not None and layer.weight is not None and layer.bias is not None:
+                model.forward = functools.partial(cuda_order, layer)
+        return model
+
+    def build(self, who: Entrant, reference: torch.nn.Module, case: Case) -> Any:
+        """The entrant's callable, same parameters and eps. Raises NotApplicable, or what its constructor raises."""
+        arguments = self.init(case.shape)
+        torch.manual_seed(SEED)
+        with torch.no_grad():
+            model = who.build(reference, arguments)
+        if not who.state:
+            return model
+        model = self._place(model)
+        load_parameters(model, reference, case.parameters)
+        for path in eps_paths(reference, case.eps):
+            try:
+                holder = model.get_submodule(path)
+            except AttributeError:
+                holder = None
+            if not hasattr(holder, "eps"):
+                raise NotApplicable(f"the candidate has no {path + '.' if path else ''}eps to set")
+            holder.eps = case.eps
+        if case.layout == "misaligned_parameters":
+            misalign_parameters(model)
+        return model
+
+    def _place(self, model: Any) -> Any:
+        return model.to(device=self.device, dtype=self.dtype)
+
+    def inputs(self, case: Case) -> list[Any]:
+        """The inputs of a case, contiguous. Raises NotApplicable."""
+        if case.shape.inputs:
+            templates: Sequence[Any] = [torch.empty(shape, device="meta") for shape in case.shape.inputs]
+        else:
+            templates = self._official()
+        return make_inputs(case.input, templates, self.dtype, self.device)
+
+    def _official(self) -> list[Any]:
+        if not self._own_inputs:
+            torch.manual_seed(100)  # the seed that stands in the case table; made on the CPU, as upstream does
+            self._own_inputs = list(self.modules.get_inputs())
+        return self._own_inputs
+
+    def elements(self, case: Case) -> int:
+        """Elements of all inputs together."""
+        if case.shape.inputs:
+            return case.shape.elements
+        return sum(each.numel() for each in self._official() if isinstance(each, torch.Tensor))
+
+    def formula(self, reference: torch.nn.Module) -> bool:
+        """Whether the written-out LayerNorm is this model: tried once, what it is made of looked at every time."""
+        if self._formula is None:
+            self._formula = is_bare_layer_norm(reference)
+        return self._formula and layer_norm_of(reference) is not None
+
+
+def cuda_order(layer: torch.nn.LayerNorm, x: torch.Tensor) -> torch.Tensor:
+    """`layer(x)` in the order of PyTorch's CUDA kernel, on the CPU; natively where that kernel is not the one used."""
+    width = layer.weight.numel()
+    if width % contract.VECTOR or width > contract.MAX_WIDTH or not x.numel():
+        with torch.no_grad():
+            native: torch.Tensor = torch.nn.LayerNorm.forward(layer, x)
+        return native
+    gamma, beta = (_array(each.reshape(-1)) for each in (layer.weight, layer.bias))
+    y = contract.layer_norm(_array(x.reshape(-1, width)), gamma, beta, layer.eps).y
+    bits = torch.from_numpy(y.view(np.int16) if x.dtype == torch.bfloat16 else y)
+    return bits.view(x.dtype).reshape(x.shape)
+
+
+def is_modelled(reference: torch.nn.Module) -> bool:
+    """Whether `reference` answers through `cuda_order`."""
+    return "forward" in vars(reference)
+
+
+def _array(tensor: torch.Tensor) -> Any:
+    tensor = tensor.detach().contiguous()
+    return tensor.view(torch.int16).numpy().view(np.uint16) if tensor.dtype == torch.bfloat16 else tensor.numpy()
+
+
+def eps_paths(reference: torch.nn.Module, eps: float) -> list[str]:
+    """Paths of the submodules with a float eps. Raises NotApplicable when there is none but eps is not the default."""
+    paths = [path for path, module in reference.named_modules() if isinstance(vars(module).get("eps"), float)]
+    if not paths and eps != OWN_EPS:
+        raise NotApplicable("the task's model has no eps")
+    return paths
+
+
+def load_parameters(model: torch.nn.Module, reference: torch.nn.Module, setting: Parameters) -> None:
+    """Give a candidate the reference's parameters, when the state dicts have the same keys and shapes.
+
+    Otherwise NotApplicable, except for the initial ones: the same seed came before both constructors.
+    """
+    mine, theirs = model.state_dict(), reference.state_dict()
+    if {key: value.shape for key, value in mine.items()} == {key: value.shape for key, value in theirs.items()}:
+        model.load_state_dict(theirs)
+    elif setting.kind != "initial":
+        raise NotApplicable(
+            f"its parameters cannot be set: the reference's state dict has {', '.join(theirs) or 'no key'}, "
+            f"the candidate's {', '.join(mine) or 'none'}, or shapes differ"
+        )

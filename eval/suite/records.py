@@ -1,0 +1,94 @@
+"""What becomes of the rows of a stress run: counts, the entries of a result file, and what a declaration expects.
+
+Plain dicts in, plain dicts out; no torch, so that a parent process, the gate and the reports can use it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from kbsub.adapters.task import PRECISIONS
+from kbsub.eval.tasks.cases import APART, CLASSES, FAIL, NEARER, PASS, REFUSED, SKIPPED, Row
+
+
+def stress_record(
+    rows: Sequence[Row], facts: Mapping[str, Any], declaration: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The `.stress` entry of a result file. equal_nan is always true here, and always said.
+
+    contradictions: where a full run on a GPU differs from the declaration; see `contradictions`.
+    """
+    apart = [row["name"] for row in rows if row.get("rstd_overflows_fp32")]
+    record = {**counts(rows), "equal_nan": True, **facts, "rstd_overflows_fp32": apart}
+    if declaration and facts.get("device") == "cuda" and facts.get("complete"):
+        record["contradictions"] = contradictions(rows, declaration, str(facts.get("precision", "fp32")))
+    return {**record, "cases": list(rows)}
+
+
+def contradictions(rows: Sequence[Row], declaration: Mapping[str, Any], precision: str = "fp32") -> list[str]:
+    """What the rows show that candidates.toml did not say, or the other way round.
+
+    Bit-identical and accurate candidates claim to fail nowhere. Others claim something where `expect.stress` does.
+    """
+    declared, accurate = declared_stress(declaration, precision), bool(declaration.get("accurate"))
+    if not declared and not accurate and declaration.get("contract") != "bit-identical":
+        return []
+    return unexpected(rows, declared, accurate=accurate)
+
+
+def declared_stress(declaration: Mapping[str, Any], precision: str) -> Mapping[str, Any]:
+    """`expect.stress` of a declaration: of this precision where it is written by precision, else what is there."""
+    declared: Mapping[str, Any] = (declaration.get("expect") or {}).get("stress") or {}
+    if not any(name in declared for name in PRECISIONS):
+        return declared
+    by_precision: Mapping[str, Any] = declared.get(precision) or {}
+    return by_precision
+
+
+def oracle_record(rows: Sequence[Row]) -> dict[str, Any]:
+    """The `.oracle` entry: the cases of the error table that have an answer, keyed by name."""
+    return {row["name"]: row["oracle"] for row in rows if row.get("in_error_table") and "oracle" in row}
+
+
+def counts(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """How many rows of each class, under the names of a result file."""
+    found = {name: sum(row["class"] == name for row in rows) for name in CLASSES}
+    return {
+        "passed": found[PASS],
+        "failed": found[FAIL],
+        "refused": found[REFUSED],
+        "skipped": found[SKIPPED],
+        "nearer_than_reference": found[NEARER],
+        "apart": found[APART],
+    }
+
+
+def unexpected(rows: Sequence[Mapping[str, Any]], declared: Mapping[str, Any], *, accurate: bool = False) -> list[str]:
+    """Where the rows differ from a declaration `stress = {fail = [patterns], nearer_than_reference = [patterns]}`.
+
+    A row may fail (or be nearer than the reference) exactly where a pattern of that class says so, `accurate`
+    candidates may be nearer anywhere; and each pattern must be met by at least one row, none of which passes:
+    a control that passes what it is declared to fail is a failure of the declaration. "disagrees" matches both classes.
+    """
+    problems = []
+    ways = {FAIL: {FAIL}, NEARER: {NEARER}, "disagrees": {FAIL, NEARER}}
+    unknown = set(declared) - set(ways)
+    if unknown:
+        return [f"unknown class {sorted(unknown)[0]!r} in the declaration; known are {', '.join(ways)}"]
+    expected: dict[str, set[str]] = {}
+    for way, patterns in declared.items():
+        for pattern in patterns:
+            met = [row for row in rows if fnmatchcase(row["name"], pattern) and row["class"] != SKIPPED]
+            if not met:
+                problems.append(f"{pattern}: declared to be {way}, but no case of that name ran")
+            for row in met:
+                expected.setdefault(row["name"], set()).update(ways[way])
+    for row in rows:
+        found, allowed = row["class"], expected.get(row["name"])
+        if allowed is not None and found not in allowed and found != SKIPPED:
+            problems.append(f"{row['name']}: declared {' or '.join(sorted(allowed))}, but it is {found}")
+        elif allowed is None and (found == FAIL or (found == NEARER and not accurate)):
+            problems.append(f"{row['name']}: {found}: {row.get('reason', 'no reason given')}")
+    return problems

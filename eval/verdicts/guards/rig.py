@@ -1,0 +1,256 @@
+"""The test bench that every guard works on: one task, one candidate class, one device, and honest ways to call them.
+
+Knows how to build a reference and a candidate with equal parameters, how to make inputs, and what the true answer is
+(the task's own Model in float64). Where the task is a plain layer normalisation it also offers other row widths. Must
+not know what a guard looks for.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from kbsub.adapters.task import Modules, Task
+from kbsub.eval.process.isolated import JudgeFailure, Status
+from kbsub.eval.verdicts.guards.findings import NotApplicable
+from kbsub.eval.verdicts.guards.watch import Watch, cuda_is_up
+
+SMALL = (6, 8)  # rows, and the longest normalised dimension, of the small shape used on a CPU
+NARROW = (64, 4)  # rows and width of the shape where N - 1 differs most from N
+# Guards look for gross faults: a probe's answer counts as right within this (in units of the true answer's rms).
+# Eager float32 stays below 0.07 on the hardest probe (offset 3e4, 4 million elements a row).
+LOOSE = 0.25
+
+
+@dataclass
+class Pair:
+    """A reference and a candidate with the same parameters, both in eval mode as constructed."""
+
+    reference: torch.nn.Module
+    candidate: torch.nn.Module
+    truth: torch.nn.Module  # the reference in float64; follows `reference` only through `sync`
+
+    def sync(self) -> None:
+        """Copy the reference's parameters to the candidate and to the float64 copy, in place."""
+        with torch.no_grad():
+            state = self.reference.state_dict()
+            self.candidate.load_state_dict(state)
+            self.truth.load_state_dict(state)
+
+
+class Rig:
+    """`calls`: how often the long-run guard calls the candidate. Tensors live on `device` in the task's dtype."""
+
+    def __init__(
+        self, task: Task, modules: Modules, model: type[Any], watch: Watch, device: torch.device, calls: int
+    ) -> None:
+        self.task, self.modules, self.model, self.watch = task, modules, model, watch
+        self.device, self.dtype, self.calls = device, task.dtype, calls
+        self.own_kernels = bool(modules.context.get("CUDA_SOURCE"))
+        self.init = modules.get_init_inputs()
+        self._shrunk = False
+        self._inputs: dict[int, list[Any]] = {}
+        self.norm = self._layer_norm()
+        if self.norm is not None and device.type == "cpu":
+            self._shrink()
+
+    # ---- what the task is ----
+
+    def _layer_norm(self) -> torch.nn.LayerNorm | None:
+        """The reference's only module when that is an affine LayerNorm over the task's one constructor argument."""
+        try:
+            with fork_rng(), torch.device("meta"):
+                reference = self.modules.Model(*self.init)
+        except Exception:  # a Model that computes in its constructor; a layer norm does not
+            return None
+        leaves = [module for module in reference.modules() if not list(module.children())]
+        if len(leaves) != 1 or not isinstance(leaves[0], torch.nn.LayerNorm) or len(self.init) != 1:
+            return None
+        shape = (self.init[0],) if isinstance(self.init[0], int) else tuple(self.init[0])
+        return leaves[0] if leaves[0].normalized_shape == shape else None
+
+    def require_layer_norm(self) -> torch.nn.LayerNorm:
+        if self.norm is None:
+            raise NotApplicable("asked only of tasks whose reference is one LayerNorm over its constructor argument")
+        return self.norm
+
+    def _shrink(self) -> None:
+        self._shrunk = True
+        self.init = [self._like_init(tuple(min(size, SMALL[1]) for size in self.require_layer_norm().normalized_shape))]
+
+    def _like_init(self, shape: tuple[int, ...]) -> Any:
+        original = self.modules.get_init_inputs()[0]
+        return shape[0] if isinstance(original, int) else type(original)(shape)
+
+    # ---- inputs ----
+
+    def inputs(self, seed: int) -> list[Any]:
+        """Fresh copies of the task's own inputs for a seed; cut to the small shape where the rig is small."""
+        if seed not in self._inputs:
+            with fork_rng():
+                torch.manual_seed(seed)
+                values = self.modules.get_inputs()
+            if self._shrunk:
+                values = [self._cut(value) for value in values]
+            self._inputs[seed] = self.task.cast(values, self.device)
+        return [value.clone() if isinstance(value, torch.Tensor) else value for value in self._inputs[seed]]
+
+    def _cut(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        shape = self.init[0] if not isinstance(self.init[0], int) else (self.init[0],)
+        lead = value.dim() - len(shape)
+        sizes = [min(size, SMALL[0]) for size in value.shape[:lead]] + list(shape)
+        return value[tuple(slice(size) for size in sizes)].contiguous().clone()
+
+    def main_input(self, seed: int) -> torch.Tensor:
+        """The first floating-point input: the tensor that probes transform."""
+        main: torch.Tensor = self.inputs(seed)[self.main_index]
+        return main
+
+    @cached_property
+    def main_index(self) -> int:
+        for index, value in enumerate(self.inputs(0)):
+            if isinstance(value, torch.Tensor) and value.is_floating_point():
+                return index
+        raise NotApplicable("the task has no floating-point input")
+
+    def with_main(self, seed: int, main: torch.Tensor) -> list[Any]:
+        """The task's inputs for a seed with the main one replaced by `main`, cast to the task's dtype."""
+        values = self.inputs(seed)
+        values[self.main_index] = main.to(self.dtype).contiguous()
+        return values
+
+    # ---- models ----
+
+    def build(self, init: list[Any] | None = None) -> Pair:
+        """A pair with equal parameters: upstream's seed before each constructor, then the reference's state dict."""
+        arguments = self.task.cast(self.init if init is None else init, self.device)
+        with fork_rng(), torch.no_grad():
+            torch.manual_seed(42)
+            reference = self.modules.Model(*arguments).to(device=self.device, dtype=self.dtype)
+            torch.manual_seed(42)
+            # The constructor may draw its initial weights, so the generator is not compared here.
+            with self.watch.candidate("the constructor", compare_rng=False):
+                candidate = self.model(*arguments).to(device=self.device, dtype=self.dtype)
+        pair = Pair(reference, candidate, copy.deepcopy(reference).double())
+        if set(reference.state_dict()) != set(candidate.state_dict()):
+            return pair  # same seed, same constructor order: upstream relies on no more than that
+        pair.sync()
+        return pair
+
+    def narrow(self) -> tuple[Pair, torch.Tensor]:
+        """A pair of width 4 and its main input of 64 rows."""
+        norm = self.require_layer_norm()
+        shape = (NARROW[1], *(1 for _ in norm.normalized_shape[1:]))
+        lead = self.main_input(0).dim() - len(shape)
+        sizes = (NARROW[0], *(1 for _ in range(lead - 1)), *shape)
+        generator = torch.Generator().manual_seed(5)
+        x = torch.randn(sizes, generator=generator).to(device=self.device, dtype=self.dtype)
+        return self.build([self._like_init(shape)]), x
+
+    def call(self, pair: Pair, inputs: list[Any], *, grad: bool = False) -> torch.Tensor:
+        """One watched forward of the candidate, under no_grad (upstream's correctness trials) or not (its timed ones).
+
+        Returns the output detached. ValueError is a refusal of the input and passes through.
+        """
+        compare_rng = not self.reference_draws
+        with torch.set_grad_enabled(grad), self.watch.candidate("forward", compare_rng=compare_rng):
+            output = pair.candidate(*inputs)
+        if not isinstance(output, torch.Tensor):
+            raise JudgeFailure(
+                Status.NOT_RUN, f"guards judge candidates that return one tensor, not {type(output).__name__}"
+            )
+        return output.detach() if type(output) is torch.Tensor else output
+
+    def raw_call(self, pair: Pair, inputs: list[Any]) -> Any:
+        """Like `call` under no_grad, but returns whatever came back."""
+        with torch.no_grad(), self.watch.candidate("forward", compare_rng=not self.reference_draws):
+            return pair.candidate(*inputs)
+
+    def truth(self, pair: Pair, inputs: list[Any]) -> torch.Tensor:
+        """The float64 answer to the inputs as given."""
+        wide = [
+            value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+            for value in inputs
+        ]
+        self.require_repeatable()
+        try:
+            with fork_rng(), torch.no_grad():
+                answer = pair.truth(*wide)
+        except RuntimeError as error:
+            raise NotApplicable(
+                f"the task's own Model does not run in float64: {str(error).splitlines()[0]}"
+            ) from error
+        if not isinstance(answer, torch.Tensor):
+            raise JudgeFailure(Status.NOT_RUN, "guards judge tasks that return one tensor")
+        return answer
+
+    @cached_property
+    def reference_draws(self) -> bool:
+        """Whether the task itself moves the global generator in forward (dropout): then a candidate may, too."""
+        with fork_rng(), torch.no_grad():
+            model = self.modules.Model(*self.task.cast(self.init, self.device)).to(device=self.device, dtype=self.dtype)
+            inputs = self.inputs(0)
+            before = _generators()
+            model(*inputs)
+            return any(not torch.equal(old, new) for old, new in zip(before, _generators(), strict=True))
+
+    def require_repeatable(self) -> None:
+        if self.reference_draws:
+            raise NotApplicable("the task draws random numbers in forward, so no two answers need be alike")
+
+    def synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def _generators() -> list[torch.Tensor]:
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if cuda_is_up() else ())]
+
+
+@contextmanager
+def fork_rng() -> Iterator[None]:
+    """torch.random.fork_rng for the CPU and every CUDA device, without its warning about many devices."""
+    devices = list(range(torch.cuda.device_count())) if cuda_is_up() else []
+    with torch.random.fork_rng(devices=devices):
+        yield
+
+
+def distance(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Root mean square difference in float64; infinite when the shapes differ or any difference is not finite."""
+    if one.shape != other.shape:
+        return math.inf
+    if one.numel() == 0:
+        return 0.0
+    value = float(torch.mean((one.detach().double() - other.detach().double()).square()).sqrt())
+    return value if math.isfinite(value) else math.inf
+
+
+def rms(tensor: torch.Tensor) -> float:
+    """Root mean square of a tensor's finite elements, never zero."""
+    finite = tensor.isfinite()
+    total = float(torch.where(finite, tensor.double(), 0.0).square().sum())
+    return max(math.sqrt(total / max(int(finite.sum()), 1)), 1e-30)
+
+
+def nearer(answer: torch.Tensor, fault: torch.Tensor, truth: torch.Tensor) -> tuple[float, float] | None:
+    """(distance to the fault's answer, to the truth) when the answer is twice as near to the fault, else None."""
+    to_fault, to_truth = distance(answer, fault), distance(answer, truth)
+    return (to_fault, to_truth) if 2 * to_fault < to_truth else None
+
+
+def same(one: torch.Tensor, other: torch.Tensor, tolerance: float = 1e-3) -> bool:
+    """Equal bits, or equal within `tolerance` of the rms with NaN and infinities in the same places."""
+    if torch.equal(one, other):
+        return True
+    return one.shape == other.shape and torch.allclose(
+        one, other, rtol=tolerance, atol=tolerance * rms(other), equal_nan=True
+    )

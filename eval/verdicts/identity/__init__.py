@@ -1,0 +1,1 @@
+"""Bit identity with the reference on the same device."""

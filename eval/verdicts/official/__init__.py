@@ -1,0 +1,1 @@
+"""Upstream's own verdict, its words unchanged."""
