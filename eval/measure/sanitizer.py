@@ -24,18 +24,16 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
+from kbsub.eval.measure.sanitizer_cases import Candidate, Part, candidates, cases, exercise, groups
 from kbsub.eval.results.model import write_json_atomic
 from kbsub.eval.run.machine_facts import measured_on
-
-sys.path.insert(0, str(Path(__file__).parent))
-from sanitizer_cases import Candidate, Part, candidates, cases, exercise, groups
 
 REQUIRED, MORE = ("memcheck", "racecheck"), ("synccheck", "initcheck")
 PLAIN = "none"  # the same processes without a tool: whether shapes and results are right anyway
@@ -183,7 +181,8 @@ class Machine:
         with self.lock:
             number = next(self.numbers)
         out, log, printed = (self.folder / f"{number}.{end}" for end in ("json", "log", "txt"))
-        watched = [sys.executable, str(Path(__file__).resolve()), "--out", str(out), *arguments]
+        me = [sys.executable, "-m", "kbsub.eval.cli", "measure", "sanitizer"]
+        watched = [*me, "--out", str(out), *arguments]
         tools = [self.sanitizer, "--tool", tool, "--print-limit", str(PRINTED), "--show-backtrace", "no"]
         tools += [*OPTIONS.get(tool, ()), "--log-file", str(log)]
         command = watched if tool == PLAIN else [*tools, *watched]
@@ -226,9 +225,8 @@ def sanitizer_version(program: str) -> str | None:
 def prove(machine: Machine, tool: str) -> dict[str, Any]:
     """Whether `tool` finds here what is planted for it."""
     said, ended, _, seconds = machine.start(tool, "--plant", tool)
-    found = bool(said and (said.errors or said.warnings)) and any(
-        PLANTED[tool][0] in message for message in said.messages
-    )
+    counted = said is not None and bool(said.errors or said.warnings)
+    found = counted and any(PLANTED[tool][0] in message for message in (said.messages if said else []))
     message = " | ".join(said.messages[:3] if said else []) or ended or "it reported nothing"
     return {"found": found, "errors": said.errors if said else None, "message": message[:600], "seconds": seconds}
 
@@ -265,7 +263,9 @@ def measure(options: argparse.Namespace, program: str) -> int:
     chosen = [g for g in groups(files) if not options.only or any(name in options.only for name, _ in g)]
     tools = options.tools.split(",")
     required = [tool for tool in REQUIRED if tool in tools] or tools
-    out, runs, planted, lock = options.out.resolve(), {}, {}, threading.RLock()
+    out, lock = options.out.resolve(), threading.RLock()
+    runs: dict[str, Any] = {}
+    planted: dict[str, Any] = {}
     content: dict[str, Any] = {
         "schema": 1,
         "what": "each kernel of each CUDA candidate under compute-sanitizer on small shapes; racecheck looks at shared "
@@ -351,8 +351,11 @@ def measure(options: argparse.Namespace, program: str) -> int:
     return code
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line. 0 clean, 1 errors found, 2 usage, 3 not certified."""
+    parser = argparse.ArgumentParser(
+        prog="kbsub measure sanitizer", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tools", default=",".join(REQUIRED + MORE), help="by comma, the most wanted first")
     parser.add_argument("--only", nargs="*", help="files whose groups run (level1_40/oracle_accurate); default: all")
@@ -362,7 +365,7 @@ def main() -> int:
     parser.add_argument("--sanitizer", help="the program; default: found")
     parser.add_argument("--parts", help=argparse.SUPPRESS)
     parser.add_argument("--plant", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.parts:
         child(
             [(name, precision) for name, precision in (part.split(":") for part in options.parts.split(","))],
@@ -382,7 +385,3 @@ def main() -> int:
         print(words)
         return 3
     return measure(options, program)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

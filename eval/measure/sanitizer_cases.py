@@ -1,4 +1,4 @@
-"""What measure_sanitizer.py runs: the kernels there are, shapes that reach them, and one candidate over its shapes.
+"""What the sanitizer runs: the kernels there are, shapes that reach them, and one candidate over its shapes.
 
 Knows no sanitizer: the same code runs on the CPU through the host executor, where a test says that the shapes reach
 every kernel.
@@ -10,16 +10,15 @@ import inspect
 import re
 import time
 from collections.abc import Collection
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from kbsub.adapters.task import PRECISIONS, dtype_of
 from kbsub.eval.host_executor import kernel_names
+from kbsub.eval.measure.project import SUBMISSIONS
 from kbsub.eval.tasks.declarations import read_declarations
 
-SUBMISSIONS = Path(__file__).resolve().parents[1] / "submissions"
 FOLDERS = ("level1_40", "local_layernorm_tokens")
 # Largest difference from float64 in units of the largest output.
 TOLERANCE = {"fp32": 1e-3, "fp16": 2e-3, "bf16": 1e-2, "half sums": 2e-2}
@@ -202,8 +201,8 @@ def exercise(
             break
     row["kernels"] = sorted({kernel for kernel, _ in launched})
     row["builds"] = len({options for _, options in launched})
-    missing = sorted(built(file, space, launched) ^ set(row["kernels"]))
-    if missing and row["failed"] is None:
-        row["failed"] = f"kernels that no case launched: {', '.join(missing)}"
+    unseen = sorted(built(file, space, launched) ^ set(row["kernels"]))
+    if unseen and row["failed"] is None:
+        row["failed"] = f"kernels that no case launched: {', '.join(unseen)}"
     row["seconds"] = round(time.monotonic() - started, 1)
     return row

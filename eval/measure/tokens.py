@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import importlib
 import importlib.util
 import itertools
@@ -22,17 +23,18 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from kbsub.adapters.checkout import find_checkout
 from kbsub.eval.bench.plan import read_bench_file, read_candidate
+from kbsub.eval.measure.project import SUBMISSIONS
 from kbsub.eval.process.isolated import JudgeFailure, Outcome, Status
 from kbsub.eval.results.model import write_json_atomic
 from kbsub.eval.tasks.declarations import read_declarations
 
-FOLDER = Path(__file__).resolve().parents[1] / "submissions" / "local_layernorm_tokens"
+FOLDER = SUBMISSIONS / "local_layernorm_tokens"
 TASK = f"local:{os.path.relpath(FOLDER / 'reference.py')}"  # no absolute path of a machine gets into a result
 PRECISIONS = ("fp32", "fp16", "bf16")
 NEEDS = {"triton_fused": "triton", "liger": "liger_kernel", "quack": "quack"}  # peers: the package each one needs
@@ -66,7 +68,7 @@ def files(precision: str) -> list[Path]:
 def background(out: Path, seconds: float) -> None:
     absent = [name for name, package in NEEDS.items() if importlib.util.find_spec(package) is None]
     log(f"peers that are not installed here: {', '.join(absent) or 'none'}")
-    me = [sys.executable, str(Path(__file__).resolve())]
+    me = [sys.executable, "-m", "kbsub.eval.cli", "measure", "tokens"]
     jobs = {f"precompile {i}": [*me, "--precompile", str(i)] for i in range(WORKERS)}
     for precision in PRECISIONS:
         names = [str(file) for file in files(precision) if file.parent == FOLDER]
@@ -105,16 +107,16 @@ def precompile(worker: int) -> None:
     for tokens, hidden, precision in scenes()[worker::WORKERS]:
         task = resolve_task(TASK, kernelbench=None, precision=precision)
         x = torch.rand(tokens, hidden, device="cuda").to(task.dtype)
-        compiled: dict[str, Callable[[], Any]] = {
-            "compile_default": lambda task=task, hidden=hidden: torch.compile(
-                task.modules().Model(hidden).to("cuda", task.dtype), backend="inductor", mode="default"
-            )
-        }
-        for file in files(precision):
-            source = file.read_text("utf-8")
-            compiled[file.stem] = lambda source=source, task=task, hidden=hidden: load_candidate(source, task)(
-                hidden
-            ).to("cuda", task.dtype)
+
+        def library(task: Any = task, hidden: int = hidden) -> Any:
+            plain = task.modules().Model(hidden).to("cuda", task.dtype)
+            return torch.compile(plain, backend="inductor", mode="default")
+
+        def model(file: Path, task: Any = task, hidden: int = hidden) -> Any:
+            return load_candidate(file.read_text("utf-8"), task)(hidden).to("cuda", task.dtype)
+
+        compiled: dict[str, Callable[[], Any]] = {"compile_default": library}
+        compiled |= {file.stem: functools.partial(model, file) for file in files(precision)}
         for name, build in compiled.items():
             try:
                 with torch.no_grad():
@@ -151,7 +153,7 @@ def official(out: Path, kernelbench: Path | None) -> None:
     from kbsub.eval.run import runner
     from kbsub.eval.run.machine_facts import gpu_name
 
-    runner.run_isolated = in_this_process  # type: ignore[attr-defined]
+    runner.run_isolated = in_this_process  # type: ignore[attr-defined, assignment]
     for precision in PRECISIONS:
         task = resolve_task(TASK, kernelbench=None, precision=precision)
         plan = runner.Plan(
@@ -302,8 +304,9 @@ def tune(out: Path) -> None:
         machine.release()
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line. 0 every stage went through, 1 one failed, 2 usage."""
+    parser = argparse.ArgumentParser(prog="kbsub measure tokens", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("results/h200/local_layernorm_tokens.json"))
     parser.add_argument("--stages", default=",".join(STAGES), help=f"by comma: {', '.join(STAGES)}")
     parser.add_argument("--rounds", type=int, default=15)
@@ -311,7 +314,7 @@ def main() -> int:
     parser.add_argument("--bench-seconds", type=float, default=110.0)
     parser.add_argument("--kernelbench", type=Path, help="the checkout; default: as kbsub fetch left it")
     parser.add_argument("--precompile", type=int, help=argparse.SUPPRESS)
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # many processes compile at once already
     if given.precompile is not None:
         precompile(given.precompile)
@@ -340,7 +343,3 @@ def main() -> int:
                 failed.append(stage)
     log(f"written beside {given.out}; failed stages: {', '.join(failed) or 'none'}")
     return 1 if failed else 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -15,6 +15,7 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
@@ -25,20 +26,21 @@ else:
     import tomli as tomllib
 
 from kbsub.adapters.checkout import find_checkout
+from kbsub.eval.measure.project import project_path
 from kbsub.eval.process.isolated import Outcome, Status, run_isolated
 from kbsub.eval.results.manifest import digest
 from kbsub.eval.results.model import write_json_atomic
 from kbsub.eval.run.machine_facts import measured_on
 
-FOLDER = Path(__file__).resolve().parent / "bad_twins"
+FOLDER = "tests/twins"  # of a checkout
 SAME_MACHINE = ("gpu", "driver", "torch", "cuda", "kernelbench_commit")  # what rows of one file have in common
 OFFICIAL, GUARDS = "kbsub.eval.verdicts.official.judge:judge", "kbsub.eval.verdicts.guards:judge"
 
 
-def measure(name: str, label: dict[str, Any], shared: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+def measure(file: Path, label: dict[str, Any], shared: dict[str, Any], timeout_s: float) -> dict[str, Any]:
     """One twin through upstream's evaluator (on a GPU only) and through the guards, each in a child of its own."""
-    source = (FOLDER / f"{name}.py").read_text("utf-8")
-    payload = {**shared, "candidate": f"{name}.py", "candidate_source": source, "stem": name, "declaration": {}}
+    source = file.read_text("utf-8")
+    payload = {**shared, "candidate": file.name, "candidate_source": source, "stem": file.stem, "declaration": {}}
     on_gpu = shared["device"] != "cpu"
     nothing = Outcome(Status.NOT_RUN, None, "upstream's evaluator needs a GPU", "", 0.0)
     official = run_isolated(OFFICIAL, payload, timeout_s=timeout_s) if on_gpu else nothing
@@ -77,8 +79,8 @@ def ended(outcome: Outcome, verdict: dict[str, Any] | None) -> dict[str, Any]:
     return {"status": status, "message": message, "seconds": round(outcome.seconds, 1), **log}
 
 
-def kept(text: str, environment: dict[str, Any] | None, again: set[str]) -> dict[str, Any]:
-    """Rows of an earlier file from the same kind of machine, of twins that are as they were and not measured again.
+def kept(text: str, environment: dict[str, Any] | None, again: set[str], folder: Path) -> dict[str, Any]:
+    """Rows of an earlier file from the same kind of machine, of twins in `folder` that are unchanged and not run again.
 
     ValueError when the file is no record of twins: nothing of it could be kept, and it may be somebody's.
     """
@@ -89,7 +91,7 @@ def kept(text: str, environment: dict[str, Any] | None, again: set[str]) -> dict
         raise ValueError(f"--out: no record of twins ({fault}); move it away or name another file") from None
     if environment is None or any(machine.get(key) != environment.get(key) for key in SAME_MACHINE):
         return {}
-    files = {name: FOLDER / f"{name}.py" for name in rows if name not in again}
+    files = {name: folder / f"{name}.py" for name in rows if name not in again}
     return {name: rows[name] for name, file in files.items() if file.is_file() and digest(file) == rows[name]["sha256"]}
 
 
@@ -103,8 +105,11 @@ def in_words(row: dict[str, Any]) -> str:
     return f"upstream {upstream}{label}; {row['guard']}: {caught} ({seconds})"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line. 0 every twin is caught and every label holds, 1 otherwise, 2 usage."""
+    parser = argparse.ArgumentParser(
+        prog="kbsub measure twins", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--kernelbench", type=Path, help="the checkout; default: as kbsub fetch left it")
     parser.add_argument("--task", default="level1_40")
@@ -112,8 +117,13 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=max(1, min(10, (os.cpu_count() or 2) // 2)))
     parser.add_argument("--timeout", type=float, default=240.0, help="seconds for one child")
     parser.add_argument("--only", nargs="*", help="names of twins; default: all")
-    options = parser.parse_args()
-    labels = tomllib.loads((FOLDER / "twins.toml").read_text("utf-8"))
+    parser.add_argument("--twins", type=Path, help=f"the folder with twins.toml; default: {FOLDER} of the checkout")
+    options = parser.parse_args(arguments)
+    try:
+        folder = (options.twins or project_path(FOLDER, "--twins")).resolve()
+        labels = tomllib.loads((folder / "twins.toml").read_text("utf-8"))
+    except FileNotFoundError as error:
+        parser.error(str(error))
     names = options.only or list(labels)
     out = options.out.resolve()
     checkout = None if options.device == "cpu" else str(find_checkout(options.kernelbench).path)
@@ -137,12 +147,15 @@ def main() -> int:
         }
         if options.only and out.is_file():  # the others' rows stay, where they still fit
             try:
-                content["twins"] = kept(out.read_text("utf-8"), content["environment"], set(names))
+                content["twins"] = kept(out.read_text("utf-8"), content["environment"], set(names), folder)
             except ValueError as fault:
                 parser.error(str(fault))
         started = time.monotonic()
         with ThreadPoolExecutor(options.workers) as pool:
-            jobs = {pool.submit(measure, name, labels[name], shared, options.timeout): name for name in names}
+            jobs = {
+                pool.submit(measure, folder / f"{name}.py", labels[name], shared, options.timeout): name
+                for name in names
+            }
             for job in as_completed(jobs):
                 name, row = jobs[job], job.result()
                 there = {**content["twins"], name: row}
@@ -158,7 +171,3 @@ def main() -> int:
         f"{caught} caught by the guard named for them; {held} labels hold. Written to {out}"
     )
     return 0 if caught == held == len(rows) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -27,12 +27,13 @@ from typing import Any
 
 from kbsub.adapters.checkout import find_checkout
 from kbsub.adapters.evaluator import CLIENTS
+from kbsub.eval.measure.project import SUBMISSIONS
 from kbsub.eval.process.isolated import run_isolated
 from kbsub.eval.results.manifest import digest
 from kbsub.eval.results.model import write_json_atomic
 from kbsub.eval.run.machine_facts import display_path, measured_on
 
-FOLDER = Path(__file__).resolve().parents[1] / "submissions" / "level1_40"
+CANDIDATE = SUBMISSIONS / "level1_40" / "reference_order_pipelined.py"
 LIMIT_S = 240.0
 
 Run = Callable[[], dict[str, Any]]  # {"seconds", "exit", "correct", ...} of one whole process
@@ -152,17 +153,18 @@ def where_it_goes(candidate: Path, checkout: Path, device: str) -> dict[str, Any
     return {"status": outcome.status.value, "began_s": began, "ended_s": round(outcome.seconds, 3)}
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line. 0 `kbsub eval` takes no longer and both verdicts are "correct", 1 otherwise, 2 usage."""
+    parser = argparse.ArgumentParser(prog="kbsub measure wall_time", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--candidate", type=Path, default=FOLDER / "reference_order_pipelined.py")
+    parser.add_argument("--candidate", type=Path, default=CANDIDATE)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--warm", action="store_true", help="both have just run here: no uncounted run first")
     parser.add_argument("--gpu-arch", default="Hopper", help="what upstream's script calls this GPU")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--kernelbench", type=Path, help="the checkout; default: as kbsub fetch left it")
     parser.add_argument("--logs", type=Path, help="a folder for what the processes print")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.rounds < 1:
         parser.error("--rounds: at least one")
     candidate, checkout = options.candidate.resolve(), find_checkout(options.kernelbench).path
@@ -191,7 +193,3 @@ def main() -> int:
         write_json_atomic(options.out, content)
         print(json.dumps(content["one_judge"]))
     return 0 if content["holds"] else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
 """The table of what else was measured on a GPU: twins, compute-sanitizer, wall time, the batch on two GPUs.
 
-Each record is a JSON file of its own beside the results (made by tests/measure_*.py, or by hand where something could
+Each record is a JSON file of its own beside the results (made by `kbsub measure`, or by hand where something could
 not be measured: `measured` null and `why`). Knows their keys; a record that is not there has no row.
 """
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kbsub.eval.host_executor import compile_gate, kernel_names
+from kbsub.eval.host_executor import kernel_names
 from kbsub.eval.host_executor.compile_gate import DEVICES, compile_source, findings, read_budget, source_and_options
+from kbsub.eval.measure import resources
 from support.host_run import FOLDER, cuda_candidates
 from support.paths import TESTS
 
@@ -100,8 +101,8 @@ def test_gate_finds_what_is_planted(name, source, options, budget, words) -> Non
 
 def test_command_fails_on_a_finding_and_writes_a_budget(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = FOLDER / "split_flat.py"
-    assert compile_gate.main([str(path), "--budget", str(tmp_path / "none.toml")]) == 1
+    assert resources.main([str(path), "--budget", str(tmp_path / "none.toml")]) == 1
     assert "has no budget" in capsys.readouterr().out
     written = tmp_path / "budget.toml"
-    assert compile_gate.main([str(path), "--write", str(written)]) == 0
+    assert resources.main([str(path), "--write", str(written)]) == 0
     assert set(read_budget(written)["split_flat"]) == {"normalise_flat"}

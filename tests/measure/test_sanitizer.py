@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -159,8 +158,9 @@ def pretended(
     monkeypatch.setattr(ms, "sanitizer_path", lambda given: "compute-sanitizer")
     monkeypatch.setattr(ms, "sanitizer_version", lambda program: "2025.3")
     monkeypatch.setattr(ms, "measured_on", lambda device: {"gpu": "NVIDIA H200"})
-    monkeypatch.setattr(sys, "argv", ["measure_sanitizer.py", "--out", str(tmp_path / "result.json"), *options])
-    return ms.main(), json.loads((tmp_path / "result.json").read_text())
+    return ms.main(["--out", str(tmp_path / "result.json"), *options]), json.loads(
+        (tmp_path / "result.json").read_text()
+    )
 
 
 def planted(tool: str, parts: list[str] | None) -> Any:
@@ -193,10 +193,9 @@ def test_a_run_that_is_stopped_certifies_nothing(monkeypatch: pytest.MonkeyPatch
 def test_without_a_sanitizer_earlier_evidence_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     out = tmp_path / "result.json"
     monkeypatch.setattr(ms, "sanitizer_path", lambda given: None)
-    monkeypatch.setattr(sys, "argv", ["measure_sanitizer.py", "--out", str(out)])
-    assert ms.main() == 3 and "was not found" in json.loads(out.read_text())["verdict"]
+    assert ms.main(["--out", str(out)]) == 3 and "was not found" in json.loads(out.read_text())["verdict"]
     out.write_text("evidence")
-    assert ms.main() == 3 and out.read_text() == "evidence"
+    assert ms.main(["--out", str(out)]) == 3 and out.read_text() == "evidence"
 
 
 def test_what_finds_nothing_planted_certifies_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from kbsub.eval.report import plots, tables
 from kbsub.eval.report import verdict_tables as report_tables
 from kbsub.eval.results import manifest
 from kbsub.eval.results.model import Result, Timing, read_result, write_json_atomic
+from support.cells import column, row
 from support.paths import ROOT
 from support.stored_result import OTHER_RUN, content, replay, with_files
 
@@ -24,16 +25,6 @@ from support.stored_result import OTHER_RUN, content, replay, with_files
 @pytest.fixture
 def result() -> Result:
     return Result.model_validate(content())
-
-
-def row(table: tables.Table, first: str) -> list[str]:
-    found = [cells for cells in table.rows if cells[0] == first]
-    assert found, f"no row {first} in {[cells[0] for cells in table.rows]}"
-    return found[0]
-
-
-def column(table: tables.Table, first: str, header: str) -> str:
-    return row(table, first)[table.headers.index(header)]
 
 
 # ---- tables ----
@@ -90,8 +81,8 @@ def test_a_candidate_is_held_against_the_baseline_of_its_own_run(result):
     assert column(tables.timing_table(result), "`exact`", "against eager") == "28.3x FASTER", "8.07 / (0.30 * 0.95)"
     assert column(tables.timing_table(result), "`near`", "against eager") == "50.0x FASTER", "9.0 / 0.18"
     assert tables.shapes_table(result, ["exact"]).rows[0][2:5] == ["8.999", "0.0500", "2.00x FASTER"]
-    for row in result.candidates.values():  # nobody is of the old run any more: nothing is kept for nobody
-        row.timing, row.shapes = None, None
+    for each in result.candidates.values():  # nobody is of the old run any more: nothing is kept for nobody
+        each.timing, each.shapes = None, None
     keep_pairs(result, {key: baseline.model_copy(deep=True) for key, baseline in result.baselines.items()})
     assert "earlier" not in result.baselines["eager"].model_extra
 

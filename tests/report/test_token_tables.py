@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_report import column, row
 
 from kbsub.eval.report import papers as report
 from kbsub.eval.report import plots, token_tables
 from kbsub.eval.results.model import Result, ResultError, read_result, write_json_atomic
+from support.cells import column, row
 from support.paths import ROOT
 from support.stored_result import candidate, content, cuda_event, replay, with_files
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from kbsub.eval.commands import batch_command
 from kbsub.eval.process.isolated import Outcome, Status
 from kbsub.eval.run import batch as batches
 from kbsub.eval.run.batch import BatchError, Settings, evaluate, find_samples, prepare, read_row, row_path
-from support.paths import TESTS
+from support.paths import child_path
 
 SETTINGS = Settings(device="cpu", target="support.batch_targets:judge", timeout_s=30.0)
 
@@ -30,7 +29,7 @@ def sample(folder: Path, number: int, words: str, *, level: int = 1, problem: in
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("PYTHONPATH", child_path()["PYTHONPATH"])
     monkeypatch.setenv("KBSUB_TEST_LEDGER", str(tmp_path / "ledger"))
     runs = tmp_path / "runs"
     runs.mkdir()
@@ -182,18 +181,17 @@ def test_a_summary_of_upstreams_own_script_is_never_overwritten(folder):
 
 # ---- interruptions ----
 
-DRIVER = """
+DRIVER = f"""
 import sys
 from pathlib import Path
 from rich.console import Console
 from kbsub.eval.run.batch import BatchError, Settings
 from kbsub.eval.commands.batch_command import run_folder
-import test_batch
 if len(sys.argv) > 2:
     import resource
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))
 try:
-    code = run_folder(Path(sys.argv[1]), test_batch.SETTINGS, console=Console(width=400))
+    code = run_folder(Path(sys.argv[1]), {SETTINGS!r}, console=Console(width=400))
 except BatchError as error:
     print("BatchError:", error)
     code = 5

@@ -1,4 +1,7 @@
-"""The rules every file of submissions/level1_40 keeps, one test a rule, over every file the folder declares."""
+"""The rules that every candidate file keeps, one test a rule, over every folder of submissions/ that declares files.
+
+A new folder needs no test here: it is found by its candidates.toml. What holds of one task only is in test_<task>.py.
+"""
 
 from __future__ import annotations
 
@@ -6,79 +9,83 @@ import ast
 import importlib.util
 import re
 import sys
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from kbsub.adapters.candidate import load_candidate
-from kbsub.adapters.task import load_task
+from kbsub.adapters.checkout import CheckoutError, find_checkout
+from kbsub.adapters.task import Task, TaskError, load_local_task, load_task, parse_task
 from kbsub.eval.tasks.declarations import read_declarations
 from support.paths import ROOT
 
-FOLDER = ROOT / "submissions" / "level1_40"
-torch.set_num_threads(1)  # tiny tensors: thread pools only wait for each other
-DECLARED = read_declarations(FOLDER)
-SOURCES = {stem: (FOLDER / f"{stem}.py").read_text("utf-8") for stem in DECLARED}
-CUDA = [stem for stem, source in SOURCES.items() if "\nCUDA_SOURCE = " in source]
-LIBRARY = [stem for stem in SOURCES if stem not in CUDA]
-TORCHSCRIPT = [stem for stem in SOURCES if stem.endswith("torchscript")]
+SUBMISSIONS = ROOT / "submissions"
 LOADER = re.compile(r"^# ---- loader:.*?^# ---- end of loader ----$", re.MULTILINE | re.DOTALL)
-SHAPE = (4, 3, 4)  # of one row in these tests: 48 elements
-
-every = pytest.mark.parametrize("stem", SOURCES)
-every_cuda = pytest.mark.parametrize("stem", CUDA)
 
 
-def namespace(stem: str, device: str | None = None) -> dict:
-    """The file executed alone, in an empty dict; `device` takes the place of "cuda"."""
-    space: dict = {}
-    exec(compile(SOURCES[stem], f"{stem}.py", "exec"), space)
-    if device is not None:
-        assert space["DEVICE_TYPE"] == "cuda"
-        space["DEVICE_TYPE"] = device
+def declared(pattern: str) -> list[Path]:
+    """The files that the folders of a pattern declare."""
+    folders = sorted(table.parent for table in SUBMISSIONS.glob(pattern))
+    return [folder / f"{stem}.py" for folder in folders for stem in read_declarations(folder)]
+
+
+def names(files: list[Path]) -> list[str]:
+    return [file.relative_to(SUBMISSIONS).with_suffix("").as_posix() for file in files]
+
+
+CANDIDATES, PEERS = declared("*/candidates.toml"), declared("*/peers/candidates.toml")
+every = pytest.mark.parametrize("file", CANDIDATES, ids=names(CANDIDATES))
+every_peer = pytest.mark.parametrize("file", PEERS, ids=names(PEERS))
+
+
+@lru_cache(maxsize=None)
+def task_of(folder: Path) -> Task:
+    """What the files of a folder are judged against: its reference.py, or the KernelBench problem it is named after."""
+    if (folder / "reference.py").is_file():
+        return load_local_task(folder / "reference.py")
+    level, problem = parse_task(folder.name)
+    try:
+        return load_task(level, problem, kernelbench=None)  # level1_40 is embedded
+    except TaskError:
+        try:
+            return load_task(level, problem, kernelbench=find_checkout().path)
+        except CheckoutError as error:
+            pytest.skip(f"kernelbench: {str(error).splitlines()[0]}")
+
+
+def has_kernels(source: str) -> bool:
+    return "\nCUDA_SOURCE = " in source
+
+
+def alone(file: Path) -> dict[str, Any]:
+    """The file executed by itself, in an empty dict."""
+    space: dict[str, Any] = {}
+    exec(compile(file.read_text("utf-8"), file.name, "exec"), space)
     return space
 
 
-class Recorder:
-    """Stands where the loader's module stands: remembers launches, computes nothing."""
-
-    def __init__(self) -> None:
-        self.launches: list[str] = []
-
-    def launch(self, name, grid, block, arguments, shared_bytes=0, cooperative=False) -> None:
-        self.launches.append(name)
-
-    def resident_blocks(self, name, threads, shared_bytes) -> int:
-        return 132
-
-
-def h200_limits(space: dict):
-    """The facts of an H200, as the loader would read them."""
-    return space["DeviceLimits"](0, 90, 132, 232448, 233472, 2048, 62914560, 2)
-
-
-def recorded(stem: str, device: str) -> tuple[dict, Recorder]:
-    """The file with its launches recorded and its tensors expected on `device`."""
-    space, recorder = namespace(stem, device), Recorder()
-    space["cuda_module"] = lambda source, options, index: recorder
-    space["device_limits"] = lambda index: h200_limits(space)
-    return space, recorder
+def test_every_task_folder_declares_its_files():
+    folders = {path.parent for path in SUBMISSIONS.glob("*/*.py")}
+    assert len(folders) >= 2 and {file.parent for file in CANDIDATES} == folders
 
 
 # ---- text ----
 
 
 @every
-def test_imports_only_torch_numpy_cupy_and_the_standard_library(stem):
+def test_imports_only_torch_numpy_cupy_and_the_standard_library(file):
     imported = set()
-    for node in ast.walk(ast.parse(SOURCES[stem])):
+    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
         if isinstance(node, ast.Import):
             imported |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "a relative import cannot work where upstream executes the text"
             imported.add(str(node.module).split(".")[0])
     foreign = imported - {"torch", "numpy", "cupy", "cupy_backends"} - set(sys.stdlib_module_names)
-    assert not foreign, f"{stem}.py imports {foreign}"
+    assert not foreign, f"{file.name} imports {foreign}"
 
 
 FORBIDDEN = {  # pattern: why; read with # comments stripped, as upstream's checker reads (docstrings count)
@@ -96,30 +103,30 @@ FORBIDDEN = {  # pattern: why; read with # comments stripped, as upstream's chec
 
 @every
 @pytest.mark.parametrize("pattern", FORBIDDEN)
-def test_holds_no_forbidden_words(stem, pattern):
-    lines = [line.split("#")[0] for line in SOURCES[stem].split("\n")]
+def test_holds_no_forbidden_words(file, pattern):
+    lines = [line.split("#")[0] for line in file.read_text("utf-8").split("\n")]
     found = [f"line {at}: {line.strip()}" for at, line in enumerate(lines, 1) if re.search(pattern, line)]
-    assert not found, f"{stem}.py, {FORBIDDEN[pattern]}: {found}"
+    assert not found, f"{file.name}, {FORBIDDEN[pattern]}: {found}"
 
 
 @pytest.mark.kernelbench
 @every
-def test_upstreams_static_checker_accepts_it_as_cupy(stem, kernelbench):
-    file = kernelbench.path / "src" / "kernelbench" / "kernel_static_checker.py"
-    spec = importlib.util.spec_from_file_location("upstream_static_checker", file)
+def test_upstreams_static_checker_accepts_it_as_cupy(file, kernelbench):
+    where = kernelbench.path / "src" / "kernelbench" / "kernel_static_checker.py"
+    spec = importlib.util.spec_from_file_location("upstream_static_checker", where)
     checker = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(checker)
-    for precision in DECLARED[stem].precision:
-        valid, errors, warnings = checker.validate_kernel_static(SOURCES[stem], backend="cupy", precision=precision)
-        assert valid and not errors, f"{stem}.py at {precision}: {errors}"
-        if stem in CUDA:  # the library rungs call torch's own operators, and are warned about for it
-            assert not warnings, f"{stem}.py at {precision}: {warnings}"
+    source = file.read_text("utf-8")
+    for precision in read_declarations(file.parent)[file.stem].precision:
+        valid, errors, warnings = checker.validate_kernel_static(source, backend="cupy", precision=precision)
+        assert valid and not errors, f"{file.name} at {precision}: {errors}"
+        if has_kernels(source):  # the library rungs call torch's own operators, and are warned about for it
+            assert not warnings, f"{file.name} at {precision}: {warnings}"
 
 
 def test_the_loader_is_byte_identical_in_every_cuda_file():
-    repository = FOLDER.parent
-    texts = {file: file.read_text("utf-8") for file in repository.rglob("*.py")}
-    loaders = {file.relative_to(repository): LOADER.findall(text) for file, text in texts.items() if "NVRTC" in text}
+    texts = {file: file.read_text("utf-8") for file in SUBMISSIONS.rglob("*.py")}
+    loaders = {file.relative_to(SUBMISSIONS): LOADER.findall(text) for file, text in texts.items() if "NVRTC" in text}
     assert len(loaders) >= 3, "no CUDA file was found"
     assert all(len(found) == 1 for found in loaders.values()), {str(f): len(found) for f, found in loaders.items()}
     by_text: dict[str, list[str]] = {}
@@ -131,30 +138,36 @@ def test_the_loader_is_byte_identical_in_every_cuda_file():
 # ---- execution beside the reference ----
 
 
-@every
-@pytest.mark.parametrize("build_dir", [False, True], ids=["plain", "build_dir"])
-def test_leaves_every_name_of_the_reference_alone(stem, build_dir):
-    task = load_task(1, 40, kernelbench=None)
+def changed_names(file: Path, task: Task, **options: Any) -> list[str]:
+    """Names of the reference program that mean something else once the candidate has been loaded beside it.
+
+    Not __doc__: executing any text with a docstring sets it, and nothing reads it.
+    """
     modules = task.modules()
     before = dict(modules.context)
-    load_candidate(SOURCES[stem], task, build_dir=build_dir, modules=modules)
-    changed = [name for name, value in before.items() if modules.context[name] is not value]
-    assert not changed, f"{stem}.py redefines {changed}, which upstream's get_inputs reads"
+    load_candidate(file.read_text("utf-8"), task, modules=modules, **options)
+    return [name for name, value in before.items() if modules.context[name] is not value and name != "__doc__"]
+
+
+@every
+@pytest.mark.parametrize("build_dir", [False, True], ids=["plain", "build_dir"])
+def test_leaves_every_name_of_the_reference_alone(file, build_dir):
+    changed = changed_names(file, task_of(file.parent), build_dir=build_dir)
+    assert not changed, f"{file.name} redefines {changed}, which upstream's get_inputs reads"
+
+
+OF_KERNELBENCH = [file for file in CANDIDATES if not (file.parent / "reference.py").is_file()]
 
 
 @pytest.mark.kernelbench
-@every
-def test_leaves_every_name_of_the_pinned_reference_alone(stem, kernelbench):
-    task = load_task(1, 40, kernelbench=kernelbench.path)
-    modules = task.modules()
-    before = dict(modules.context)
-    load_candidate(SOURCES[stem], task, modules=modules)
-    changed = [name for name, value in before.items() if modules.context[name] is not value]
-    assert not changed, f"{stem}.py redefines {changed}, which upstream's get_inputs reads"
+@pytest.mark.parametrize("file", OF_KERNELBENCH, ids=names(OF_KERNELBENCH))
+def test_leaves_every_name_of_the_pinned_reference_alone(file, kernelbench):
+    changed = changed_names(file, load_task(*parse_task(file.parent.name), kernelbench=kernelbench.path))
+    assert not changed, f"{file.name} redefines {changed}, which upstream's get_inputs reads"
 
 
 @every
-def test_is_executed_and_constructed_without_cupy_and_compiles_nothing(stem, monkeypatch):
+def test_is_executed_and_constructed_without_cupy_and_compiles_nothing(file, monkeypatch):
     for name in ("cupy", "cupy_backends", "cupy_backends.cuda", "cupy_backends.cuda.libs"):
         monkeypatch.setitem(sys.modules, name, None)  # importing it raises ImportError
 
@@ -162,9 +175,9 @@ def test_is_executed_and_constructed_without_cupy_and_compiles_nothing(stem, mon
         raise AssertionError("traced before the first forward: the harness moves the model afterwards")
 
     monkeypatch.setattr(torch.jit, "trace", trace)
-    space = namespace(stem)
-    space["ModelNew"](SHAPE)
-    if stem in CUDA:
+    space = alone(file)
+    space["ModelNew"](*task_of(file.parent).modules().get_init_inputs())
+    if "CUDA_SOURCE" in space:
         assert "__global__" in space["CUDA_SOURCE"]
         assert "--ftz=false" in space["NVRTC_OPTIONS"]
 
@@ -174,273 +187,43 @@ BAD_ARGUMENTS = [None, 0, -1, (), (4, 0), (4, -1), "48", (2.5,), 3.5, (1 << 50,)
 
 @every
 @pytest.mark.parametrize("argument", BAD_ARGUMENTS, ids=repr)
-def test_the_constructor_raises_only_runtime_error(stem, argument):
+def test_the_constructor_raises_only_runtime_error(file, argument):
+    _, *others = task_of(file.parent).modules().get_init_inputs()
     with pytest.raises(Exception) as caught:
-        namespace(stem)["ModelNew"](argument)
+        alone(file)["ModelNew"](argument, *others)
     assert type(caught.value) is RuntimeError, f"upstream catches RuntimeError only, not {caught.value!r}"
     for words in ("lock", "No such file or directory"):
         assert words not in str(caught.value), f"upstream takes {words!r} for a build failure and returns None"
 
 
+def settings(module: torch.nn.Module) -> dict[str, Any]:
+    """The plain values a module was made with: eps, normalized_shape and the like."""
+    plain = (bool, int, float, str, tuple)
+    return {k: v for k, v in vars(module).items() if isinstance(v, plain) and not k.startswith("_")}
+
+
 @every
-def test_holds_the_state_of_the_reference(stem):
-    modules = load_task(1, 40, kernelbench=None).modules()
-    reference, candidate = modules.Model(SHAPE), namespace(stem)["ModelNew"](SHAPE)
-    assert {k: v.shape for k, v in candidate.state_dict().items()} == {
-        k: v.shape for k, v in reference.state_dict().items()
-    }
+def test_holds_the_state_of_the_reference(file):
+    modules = task_of(file.parent).modules()
+    arguments = modules.get_init_inputs()
+    reference, candidate = modules.Model(*arguments), alone(file)["ModelNew"](*arguments)
+    shapes = [{k: v.shape for k, v in model.state_dict().items()} for model in (candidate, reference)]
+    assert shapes[0] == shapes[1]
     candidate.load_state_dict(reference.state_dict())
-    assert candidate.ln.eps == reference.ln.eps
-    assert tuple(candidate.ln.normalized_shape) == reference.ln.normalized_shape
     assert all(torch.equal(candidate.state_dict()[k], v) for k, v in reference.state_dict().items())
+    for name, module in reference.named_children():
+        own = settings(candidate.get_submodule(name))
+        different = {k: (own.get(k), v) for k, v in settings(module).items() if own.get(k) != v}
+        assert not different, f"{file.name}: {name} is made otherwise (its own, the reference's): {different}"
 
 
-@every
-def test_takes_one_dimension_as_a_number(stem):
-    assert tuple(namespace(stem)["ModelNew"](8).ln.weight.shape) == (8,)
+# ---- peers ----
 
 
-# ---- unsupported inputs of the CUDA files: a ValueError that names the tensor and the rule ----
-
-VECTORISED = [stem for stem in CUDA if stem.startswith("reference_order")]  # what PyTorch's vectorised kernel takes
-ANY_WIDTH = [stem for stem in CUDA if stem not in VECTORISED]
-STRICT = [stem for stem in CUDA if not DECLARED[stem].accurate]  # the accurate kernel takes whatever nn.LayerNorm takes
-SINGLE = [stem for stem in CUDA if DECLARED[stem].precision == ("fp32",)]
-
-
-def _x(shape=(2, *SHAPE), **options):
-    return torch.zeros(shape, **options)
-
-
-def _shifted(shape, by=1):
-    """A contiguous view that starts `by` elements into its storage."""
-    count = torch.Size(shape).numel()
-    return torch.zeros(count + by)[by:].view(shape)
-
-
-def _with(model, **parameters):
-    for name, value in parameters.items():
-        setattr(model.ln, name, None if value is None else torch.nn.Parameter(value))
-
-
-# id: (files, device, row shape, words the message must hold, change(model) -> x)
-REFUSED = {
-    "cpu": (CUDA, "cuda", SHAPE, ("x", "cuda", "cpu"), lambda m: _x()),
-    "float64": (CUDA, "cpu", SHAPE, ("x", "float64"), lambda m: _x(dtype=torch.float64)),
-    "half": (SINGLE, "cpu", SHAPE, ("x", "float16"), lambda m: _x(dtype=torch.float16)),
-    "weight of another dtype": (
-        CUDA,
-        "cpu",
-        SHAPE,
-        ("weight", "float64"),
-        lambda m: _with(m, weight=torch.ones(SHAPE, dtype=torch.float64)) or _x(),
-    ),
-    "transposed": (STRICT, "cpu", SHAPE, ("x", "contiguous"), lambda m: _x((2, 4, 4, 3)).transpose(2, 3)),
-    "expanded": (STRICT, "cpu", SHAPE, ("x", "contiguous"), lambda m: _x((1, *SHAPE)).expand(2, *SHAPE)),
-    "strided": (STRICT, "cpu", SHAPE, ("x", "contiguous"), lambda m: _x((4, *SHAPE))[::2]),
-    "bias not contiguous": (
-        STRICT,
-        "cpu",
-        SHAPE,
-        ("bias", "contiguous"),
-        lambda m: _with(m, bias=torch.zeros(4, 4, 3).transpose(1, 2)) or _x(),
-    ),
-    "x misaligned": (VECTORISED, "cpu", SHAPE, ("x", "address"), lambda m: _shifted((2, *SHAPE))),
-    "weight misaligned": (
-        VECTORISED,
-        "cpu",
-        SHAPE,
-        ("weight", "address"),
-        lambda m: _with(m, weight=_shifted(SHAPE)) or _x(),
-    ),
-    "N % 4": (VECTORISED, "cpu", (3, 5), ("x", "15", "multiple of 4"), lambda m: _x((2, 3, 5))),
-    "N > 2^24": (
-        VECTORISED,
-        "meta",
-        (2**24 + 4,),
-        ("x", str(2**24 + 4)),
-        lambda m: m.to("meta") and _x((1, 2**24 + 4), device="meta"),
-    ),
-    "no weight": (STRICT, "cpu", SHAPE, ("weight", "affine"), lambda m: _with(m, weight=None) or _x()),
-    "no bias": (STRICT, "cpu", SHAPE, ("bias", "affine"), lambda m: _with(m, bias=None) or _x()),
-    "two batch dims": (STRICT, "cpu", SHAPE, ("x", "shape"), lambda m: _x((2, 2, *SHAPE))),
-    "no batch dim": (STRICT, "cpu", SHAPE, ("x", "shape"), lambda m: _x(SHAPE)),
-    "other row": (CUDA, "cpu", SHAPE, ("x", "shape"), lambda m: _x((2, 4, 4, 3))),
-    "2^31 elements": (
-        SINGLE,
-        "meta",
-        (2**15,),
-        ("x", "2^31"),
-        lambda m: m.to("meta") and _x((2**16, 2**15), device="meta"),
-    ),
-}
-
-
-@pytest.mark.parametrize(("case", "stem"), [(case, stem) for case, row in REFUSED.items() for stem in row[0]])
-def test_refuses_what_it_does_not_support(case, stem):
-    _, device, shape, words, change = REFUSED[case]
-    space, recorder = recorded(stem, device)
-    model = space["ModelNew"](shape)
-    x = change(model)
-    with pytest.raises(ValueError) as caught:
-        model(x)
-    assert all(word in str(caught.value) for word in words), f"{stem}.py, {case}: {caught.value} lacks one of {words}"
-    assert not recorder.launches, f"{stem}.py launched {recorder.launches} before it refused"
-
-
-# id: (files, device, row shape, x) that must reach the launches; without them the table above could not fail
-ACCEPTED = {
-    "plain": (CUDA, "cpu", SHAPE, lambda: _x()),
-    "a gradient": (CUDA, "cpu", SHAPE, lambda: _x(requires_grad=True)),
-    "odd width": (ANY_WIDTH, "cpu", (3, 5), lambda: _x((2, 3, 5))),
-    "misaligned x": (ANY_WIDTH, "cpu", SHAPE, lambda: _shifted((2, *SHAPE))),
-    "N = 2^24": (CUDA, "meta", (2**24,), lambda: _x((1, 2**24), device="meta")),
-    "65,537 rows": (CUDA, "meta", (4,), lambda: _x((65537, 4), device="meta")),
-    "2^31 - 2^15 elements": (SINGLE, "meta", (2**15,), lambda: _x((2**16 - 1, 2**15), device="meta")),
-}
-
-
-@pytest.mark.parametrize(("case", "stem"), [(case, stem) for case, row in ACCEPTED.items() for stem in row[0]])
-def test_launches_for_what_it_supports(case, stem):
-    _, device, shape, make = ACCEPTED[case]
-    space, recorder = recorded(stem, device)
-    model = space["ModelNew"](shape).to(device)
-    x = make()
-    with torch.enable_grad():  # upstream times with grad enabled
-        y = model(x)
-    assert recorder.launches, f"{stem}.py launched nothing"
-    assert y.shape == x.shape and y.dtype == x.dtype and not y.requires_grad
-
-
-@every_cuda
-def test_zero_rows_give_an_empty_output_and_no_launch(stem):
-    space, recorder = recorded(stem, "cpu")
-    model = space["ModelNew"](SHAPE)
-    assert model(_x((0, *SHAPE))).shape == (0, *SHAPE)
-    if hasattr(model, "forward_with_stats"):
-        assert [tuple(t.shape) for t in model.forward_with_stats(_x((0, *SHAPE)))] == [(0, *SHAPE), (0,), (0,)]
-    assert not recorder.launches, "a grid of no blocks is a CUDA error"
-
-
-# official, and the shapes at which a grid limit lies
-GRIDS = [(16, 4194304), (1, 4), (65536, 512), (65537, 512), (1 << 20, 512), (2, 2**24), (1, 2**24 - 4), (4096, 1024)]
-
-
-@every_cuda
-@pytest.mark.parametrize(("rows", "n"), GRIDS)
-def test_no_grid_exceeds_what_cuda_takes(stem, rows, n):
-    space = namespace(stem)
-    plan = space["geometry"](rows, n, torch.float32, h200_limits(space))
-    grids = {name: value for name, value in plan._asdict().items() if "grid" in name}
-    assert grids, f"{stem}.py: geometry names no grid"
-    for name, grid in grids.items():
-        for size, limit in zip(grid, (2**31 - 1, 65535, 65535), strict=False):
-            assert 0 < size <= limit, f"{stem}.py at {rows} x {n}: {name} {grid}"
-
-
-# ---- TorchScript ----
-
-
-def reference_of(model, x):
-    return torch.nn.functional.layer_norm(x, SHAPE, model.ln.weight, model.ln.bias, model.ln.eps)
-
-
-def _double(model):
-    model.to(torch.float64)
-    return _random(dtype=torch.float64)
-
-
-def _other_storage(model):
-    model.ln.weight = torch.nn.Parameter(torch.randn(SHAPE))
-    return _random()
-
-
-def _other_eps(model):
-    model.ln.eps = 0.5
-    return _random()
-
-
-def _in_place(model):
-    with torch.no_grad():
-        model.ln.weight.mul_(3)
-        model.ln.bias.add_(1)
-    return _random()
-
-
-def _random(rows=2, **options):
-    return torch.randn((rows, *SHAPE), **options)
-
-
-CHANGES = {  # (change(model) -> x, traces in all)
-    "nothing": (lambda model: _random(), 1),
-    "values of the parameters": (_in_place, 1),
-    "rows": (lambda model: _random(rows=5), 2),
-    "dtype": (_double, 2),
-    "storage of a parameter": (_other_storage, 2),
-    "eps": (_other_eps, 2),
-}
-
-
-@pytest.mark.parametrize("stem", TORCHSCRIPT)
-@pytest.mark.parametrize("change", CHANGES)
-def test_torchscript_traces_again_when_what_the_trace_holds_changes(stem, change, monkeypatch):
-    torch.manual_seed(0)
-    model = namespace(stem)["ModelNew"](SHAPE)
-    made, trace = [], torch.jit.trace
-    monkeypatch.setattr(torch.jit, "trace", lambda *a, **k: made.append(1) or trace(*a, **k))
-    for _ in range(3):
-        model(_random())
-    assert len(made) == 1, f"{stem}.py traced {len(made)} times for one key"
-    alter, traces = CHANGES[change]
-    x = alter(model)
-    torch.testing.assert_close(model(x), reference_of(model, x), atol=1e-5, rtol=1e-5)
-    assert len(made) == traces, f"{stem}.py after another {change}: {len(made)} traces"
-    assert set(model.state_dict()) == {"ln.weight", "ln.bias"}, "the trace must not enter the state dict"
-
-
-@pytest.mark.parametrize("stem", [stem for stem in TORCHSCRIPT if stem != "native_torchscript"])
-def test_no_run_before_the_fuser_is_done_is_handed_out(stem, monkeypatch):
-    """On a GPU the first run of a trace is not fused: 200 calls gave two hashes, and Inf in one row changed others."""
-    runs = []
-
-    def trace(module, inputs, check_trace):
-        def run(x):
-            runs.append(1)
-            return module(x) * (1 + 1e-6 * (len(runs) == 1))
-
-        return run
-
-    monkeypatch.setattr(torch.jit, "trace", trace)
-    model, x = namespace(stem)["ModelNew"](SHAPE), _random()
-    first = model(x)
-    assert all(torch.equal(first, model(x)) for _ in range(3))
-
-
-# ---- library files ----
-
-REFUSED_BY_LIBRARY = {
-    "other row": ("x", lambda m: _x((2, 4, 4, 3))),
-    "no weight": ("weight", lambda m: _with(m, weight=None) or _x()),
-    "weight of another dtype": ("weight", lambda m: _with(m, weight=torch.ones(SHAPE).double()) or _x()),
-}
-
-
-@pytest.mark.parametrize("stem", LIBRARY)
-@pytest.mark.parametrize("case", REFUSED_BY_LIBRARY)
-def test_library_files_refuse_what_would_broadcast_or_promote(stem, case):
-    word, change = REFUSED_BY_LIBRARY[case]
-    model = namespace(stem)["ModelNew"](SHAPE)
-    x = change(model)
-    with pytest.raises(ValueError, match=word):
-        model(x)
-
-
-@pytest.mark.parametrize("stem", LIBRARY)
-def test_library_files_compute_layer_norm(stem):
-    torch.manual_seed(0)
-    model = namespace(stem)["ModelNew"](SHAPE)
-    with torch.no_grad():
-        model.ln.weight.normal_()
-        model.ln.bias.normal_()
-    x = _random(rows=3)
-    torch.testing.assert_close(model(x), reference_of(model, x), atol=1e-5, rtol=1e-5)
+@every_peer
+def test_peers_load_without_their_packages(file):
+    modules = task_of(file.parent.parent).modules()
+    arguments = modules.get_init_inputs()
+    exec(compile(file.read_text("utf-8"), "<string>", "exec"), modules.context)
+    peer = modules.context["ModelNew"](*arguments)
+    peer.load_state_dict(modules.Model(*arguments).state_dict())

@@ -25,7 +25,7 @@ def source_of(stem: str) -> str:
 def cuda_candidates(promise: str | None = None) -> dict[str, tuple[str, ...]]:
     """Stem -> declared precisions of each file of level1_40 that has CUDA_SOURCE.
 
-    Left out: a control that is declared wrong already where the official check looks (tests/submissions/test_tokens.py has it).
+    Left out: a control that is declared wrong already where the official check looks.
     """
     return {
         stem: row.precision

@@ -5,7 +5,6 @@ All runs are small and in forked processes of their own: twins patch clocks, see
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
 from functools import lru_cache
@@ -20,7 +19,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-from kbsub.eval.measure.twins import FOLDER, kept
 from kbsub.eval.process.isolated import Status, run_isolated
 from kbsub.eval.tasks.declarations import read_declarations
 from kbsub.eval.verdicts.guards.run import REGISTER
@@ -300,20 +298,3 @@ def test_a_twin_is_caught_on_a_gpu(twin: str, nowhere: str) -> None:
     payload = {"candidate_source": source_of(twin), "task": TASK, "device": "cuda", "guards_calls": CALLS}
     verdict = run_forked(TARGET, payload, nowhere)
     assert TWINS[twin]["guard"] in guards_of(verdict), f"{twin}: {verdict}"
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"environment": null}'])
-def test_twins_are_not_added_to_a_file_that_is_no_record_of_them(text: str) -> None:
-    with pytest.raises(ValueError, match="--out: no record of twins"):
-        kept(text, {"gpu": "NVIDIA H200"}, set())
-
-
-def test_rows_of_another_machine_or_an_older_twin_are_not_kept() -> None:
-    machine = {"gpu": "NVIDIA H200", "torch": "2.11"}
-    now = hashlib.sha256((FOLDER / "zeros.py").read_bytes()).hexdigest()
-    rows = {"zeros": {"sha256": now}, "constant": {"sha256": now}, "gone": {"sha256": now}}
-    text = json.dumps({"environment": machine, "twins": rows})
-    assert kept(text, machine, set()) == {"zeros": {"sha256": now}}
-    assert kept(text, machine, {"zeros"}) == {}
-    assert kept(text, {**machine, "torch": "2.12"}, set()) == {}
-    assert kept(json.dumps({"environment": None, "twins": rows}), machine, set()) == {}
