@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import kbsub.submissions
+from kbsub.eval.run.machine_facts import submissions_folder
 
-SUBMISSIONS = Path(kbsub.submissions.__file__ or ".").resolve().parent
+SUBMISSIONS = (submissions_folder("") or Path("submissions")).resolve()
 
 
 def project_path(relative: str, option: str) -> Path:
