@@ -72,7 +72,7 @@ def test_torch_and_its_index_can_be_chosen(tmp_path):
     assert installs(done.stdout) == [first, kept(tmp_path / "venv", "cuda13")], done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("target", ["eval", "test", "report", "lint"])
+@pytest.mark.parametrize("target", ["eval", "test", "test-all", "report", "lint"])
 def test_each_target_does_the_set_up_once(tmp_path, target):
     venv = tmp_path / "venv"
     first = dry_run(target, "DRIVER=none", f"VENV={venv}")
@@ -86,7 +86,7 @@ def test_each_target_does_the_set_up_once(tmp_path, target):
     assert len(installs(third.stdout)) == 1, "another torch is installed"
 
 
-@pytest.mark.parametrize("target", ["eval", "test", "report", "lint"])
+@pytest.mark.parametrize("target", ["eval", "test", "test-all", "report", "lint"])
 def test_a_given_interpreter_is_used_and_nothing_installed(target):
     done = dry_run(target, "PYTHON=some-python")
     assert "pip install" not in done.stdout and "venv" not in done.stdout
@@ -100,6 +100,22 @@ def test_a_given_interpreter_without_this_project_installed_finds_it(tmp_path):
     env = {**os.environ, "PYTHONPATH": str(ROOT / "build" / "types")}
     found = subprocess.run([sys.executable, "-S", "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert Path(found.stdout.strip()).resolve() == ROOT / "eval", found.stderr
+
+
+def test_only_test_all_runs_the_slow_tests():
+    ordinary, everything = (dry_run(target, "PYTHON=some-python").stdout for target in ("test", "test-all"))
+    assert "pytest" in ordinary and "--slow" not in ordinary and re.search(r"pytest.* --slow", everything)
+
+
+def test_lint_asks_four_linters(tmp_path):
+    said = dry_run("lint", "DRIVER=none", f"VENV={tmp_path / 'venv'}").stdout
+    missing = [w for w in ("ruff check .", "ruff format --check .", "-m mypy", "importlinter.cli") if w not in said]
+    assert not missing, f"make lint does not run {missing}:\n{said}"
+
+
+def test_the_workflow_runs_both_tiers():
+    text = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+    assert "bash .ci/run" in text and "make test-all" in text
 
 
 def test_ci_runs_make_test():
