@@ -197,9 +197,9 @@ def test_the_constructor_raises_only_runtime_error(file, argument):
 
 
 def settings(module: torch.nn.Module) -> dict[str, Any]:
-    """The plain values a module was made with: eps, normalized_shape and the like."""
-    plain = (bool, int, float, str, tuple)
-    return {k: v for k, v in vars(module).items() if isinstance(v, plain) and not k.startswith("_")}
+    """The values a module was made with: eps, normalized_shape. Not the switches, which the state shows."""
+    plain = {k: v for k, v in vars(module).items() if isinstance(v, (int, float, str, tuple)) and not k.startswith("_")}
+    return {k: v for k, v in plain.items() if not isinstance(v, bool)}
 
 
 @every
