@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kbsub.eval.commands.measure import programs
 from kbsub.eval.report.evidence import evidence_table
 from kbsub.eval.report.papers import remade
 from kbsub.eval.results.model import ResultError, write_json_atomic
@@ -123,7 +125,7 @@ def test_a_record_of_another_version_is_marked(root: Path, file: str, marked: li
     assert len(table.notes) == len(marked)
     for note, name in zip(table.notes, marked, strict=True):
         assert f"an earlier version of {file} (sha256 {sha256(file)[:8]}…)" in note
-        assert f"`python tests/measure_{name}.py" in note and f"--out results/h200/{name}.json` on a GPU" in note
+        assert f"`kbsub measure {name}" in note and f"--out results/h200/{name}.json` on a GPU" in note
 
 
 def test_a_record_that_is_not_there_has_no_row(root: Path) -> None:
@@ -144,3 +146,10 @@ def test_a_marker_makes_it(root: Path) -> None:
     (root / "README.md").write_text("<!-- report:evidence -->\n<!-- /report -->\n")
     text = remade(root / "README.md", root)
     assert "| record | question | outcome |\n|---|---|---|\n| `results/h200/twins.json` |" in text
+
+
+def test_each_command_that_is_named_is_a_program(root: Path) -> None:
+    for file, _ in CHANGES:
+        (root / file).unlink()
+    named = re.findall(r"`kbsub measure (\w+)", "".join(evidence_table(root / "results" / "h200", root).notes))
+    assert sorted(named) == ["sanitizer", "twins", "wall_time"] and set(named) <= set(programs())
