@@ -18,7 +18,7 @@ from kbsub.eval.host_executor import SMALL_LIMITS, host_namespace
 from kbsub.eval.measure import golden
 from kbsub.eval.operators.layer_norm import order as contract
 from support.host_run import DTYPES, array_of, cuda_candidates, source_of
-from support.paths import TESTS
+from support.paths import TESTS, child_path
 
 FILES = sorted((TESTS / "golden").glob("*.json"))
 VECTORS = {name: row for path in FILES for name, row in golden.read(path).items()}
@@ -87,7 +87,7 @@ def test_official_shape_fits_in_time_and_memory(stem: str) -> None:
     index = 0 if stem == "reference_order" else 1
     case = golden.OFFICIAL[index]
     command = [sys.executable, str(TESTS / "support" / "official_shape_on_host.py"), stem, str(index)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, **child_path(), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     got = json.loads(done.stdout.splitlines()[-1])

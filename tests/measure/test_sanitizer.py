@@ -1,4 +1,4 @@
-"""What measure_sanitizer.py decides without a GPU: which shapes reach which kernels, and what a tool's output means."""
+"""What the sanitizer program decides without a GPU: which shapes reach which kernels, what a tool's output means."""
 
 from __future__ import annotations
 
