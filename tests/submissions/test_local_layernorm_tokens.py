@@ -53,7 +53,7 @@ def error_of(y: torch.Tensor, exact: torch.Tensor) -> float:
     return float((y.detach().double() - exact).abs().max() / exact.abs().max().clamp_min(1e-30))
 
 
-# `make test` takes the best file and one rung at every precision; the shapes of measure/test_sanitizer.py reach the rest.
+# `make test` takes the best file and one rung at every precision; the shapes of measure/test_sanitizer.py reach all.
 OFTEN = ("token_best", "f16x8_pack_f32")
 AT_EVERY_SIZE = [pytest.param(*run, marks=[] if run[0] in OFTEN else [pytest.mark.slow]) for run in RUNS]
 
