@@ -1,4 +1,4 @@
-# make eval | make test | make report | make lint: each does all its set-up first; a second run installs nothing.
+# make eval | make test | make test-all | make report | make lint: each does all set-up first; a second run installs nothing.
 #
 #   PYTHON=python3.12     use this interpreter, which already has the packages, and install nothing
 #   TORCH='torch==2.13.0' which torch to install           TORCH_INDEX=URL  and from which package index
