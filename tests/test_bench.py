@@ -119,7 +119,7 @@ def test_an_extra_shape_is_stored_under_its_key(benched):
     for row in (result.candidates["honest"], result.baselines["eager"]):
         assert row.shapes is not None
         assert len(row.shapes["2x24"].timing["cpu_rehearsal"].samples_ms) == 8
-    assert result.candidates["honest"].shapes["2x24"].bit_identity["identical"] > 0
+    assert result.candidates["honest"].shapes["2x24"].bit_identity.identical > 0
 
 
 def test_a_crash_costs_its_own_row_and_the_scene_is_measured_again(benched):
@@ -169,7 +169,7 @@ def test_a_second_run_drops_the_numbers_of_a_program_that_now_fails(benched, ref
     record = run_bench(plan, isolate=isolate)
     store(copy, record, load_local_task(reference))
     row = read_result(copy).candidates["honest"]
-    assert row.timing is None and row.model_extra["bench"]["status"] == "TIMEOUT"
+    assert row.timing is None and row.bench.status is Status.TIMEOUT
 
 
 def test_a_program_that_kills_twice_is_left_out_everywhere(reference):

@@ -14,7 +14,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from kbsub.eval.bench.timing import COLD_REPLAY, METHODS, TimingProtocol
+from kbsub.eval.bench.methods.register import methods, part_of_all
+from kbsub.eval.bench.timing import TimingProtocol
 from kbsub.eval.results.model import Result, row_key
 
 if sys.version_info >= (3, 11):
@@ -196,11 +197,11 @@ def choose_shapes(wanted: str, bench: BenchFile) -> list[ShapeSpec | None]:
 def choose_methods(wanted: str) -> list[str]:
     """The methods of --methods: "all" or names joined by commas. PlanError for an unknown one."""
     if wanted == "all":
-        return list(METHODS)
+        return part_of_all()
     names = wanted.split(",")
     for name in names:
-        if name not in (*METHODS, COLD_REPLAY):
-            raise PlanError(f"--methods {name}: known are all, {', '.join(METHODS)}, {COLD_REPLAY}")
+        if name not in methods():
+            raise PlanError(f"--methods {name}: known are all, {', '.join(methods())}")
     return names
 
 

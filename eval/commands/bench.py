@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from kbsub.eval.bench.methods.register import help_words
+
 if TYPE_CHECKING:
-    from kbsub.eval.bench.parent import Record
+    from kbsub.eval.bench.parent import BenchRecord
 
 
 def command(
@@ -21,9 +23,7 @@ def command(
         str, typer.Option(help="official, all (of the task's bench.toml), or keys by comma.")
     ] = "official",
     precision: Annotated[str, typer.Option(help="fp32, fp16, bf16, by comma.")] = "fp32",
-    methods: Annotated[
-        str, typer.Option(help="all, or by comma: graph_replay, cuda_event, do_bench, do_bench_impl, host_time.")
-    ] = "all",
+    methods: Annotated[str, typer.Option(help=help_words())] = "all",
     baselines: Annotated[str, typer.Option(help="all, none, or names by comma (eager, compile_default, ...).")] = "all",
     rounds: Annotated[int, typer.Option(help="Graph-replay rounds; 0: as published (35, extra shapes 25).", min=0)] = 0,
     trials: Annotated[int, typer.Option(help="Trials of each upstream method.", min=10)] = 100,
@@ -103,7 +103,7 @@ def command(
     except (TaskError, ResultError, ValueError) as error:
         _stop(2, str(error))
 
-    def keep(found: Record) -> None:
+    def keep(found: BenchRecord) -> None:
         store(target, found, resolved)
 
     show = _Show(console)
@@ -157,10 +157,10 @@ class _Show:
 
 
 def _summary(console: Any, plan: Any, record: Any, target: Path, said: set[tuple[str, str]]) -> None:
-    from kbsub.eval.bench.plan import OFFICIAL
     from kbsub.eval.report import leaderboard as compare
     from kbsub.eval.report.tables import floors_table, shapes_table, timing_table, verdicts_table
     from kbsub.eval.results.model import read_result
+    from kbsub.eval.results.timing import OFFICIAL
 
     for note in record.notes:
         console.print(note, markup=False, highlight=False, soft_wrap=True)

@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from kbsub.adapters.evaluator import TIMING_METHOD
 from kbsub.eval.report.tables import (
     PRECISIONS,
     bench_floors,
@@ -65,13 +66,13 @@ def time_data(result: Result, precision: str = "fp32") -> Data:
         replay = replay_of(row.timing)
         low, high = (replay.q25_ms, replay.q75_ms) if replay is not None else (value, value)
         replayed = "graph replay" if result.environment.gpu else "CPU rehearsal"
-        method = replayed if replay is not None else "cuda_event"
+        method = replayed if replay is not None else TIMING_METHOD
         bars.append({"name": plain(name), "kind": kind_of(row), "ms": value, "q25": low, "q75": high, "method": method})
     bars.sort(key=lambda bar: -bar["ms"])
     floors = {"every byte once": floor_ms(result, precision)}
     if precision == "fp32":
         measured = bench_floors(result, precision)
-        floors["input read twice"] = (measured.model_extra or {}).get("memory_two_reads_ms")
+        floors["input read twice"] = measured.memory_two_reads_ms
         floors["chain of the reference order"] = measured.chain_ms
     where = f"{result.environment.gpu}, torch {result.environment.torch}, {precision}"
     return {
@@ -97,7 +98,7 @@ def error_data(result: Result, precision: str = "fp32") -> Data:
             points.append({"name": plain(name), "kind": kind_of(row), "ms": mine, "error": worst})
     for name in ("eager", "compile_default"):
         base = programs(result, precision).get(name)
-        value = typical_ms(base.timing, "cuda_event") if base is not None else None
+        value = typical_ms(base.timing, TIMING_METHOD) if base is not None else None
         worst = worst_error(base) or (eager if name == "eager" else None)
         if value is not None and worst is not None and math.isfinite(worst) and worst > 0:
             points.append({"name": plain(name), "kind": "baseline", "ms": value, "error": worst})

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from kbsub.eval.bench.compare import Comparison, Verdict
+from kbsub.eval.bench.methods.register import cold_words
 from kbsub.eval.report.tables import NOTHING, Table, is_floor, paired, programs, shape_words, title_of
-from kbsub.eval.report.verdict_tables import COLD, cold_method, cold_ms, environment_words, error, gb_s
-from kbsub.eval.results.model import Baseline, Candidate, Result, ResultError, Shape
+from kbsub.eval.report.verdict_tables import cold_method, cold_ms, environment_words, error, gb_s
+from kbsub.eval.results.model import Candidate, Result, ResultError
+from kbsub.eval.results.timing import Baseline, ShapeRow
 
 COPY = "copy"
 BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}  # an element
@@ -27,7 +29,7 @@ def moved(key: str, precision: str) -> int:
     return 2 * math.prod(map(int, key.split("x"))) * BYTES[precision]
 
 
-def shape_of(row: Baseline | Candidate | None, key: str) -> Shape | None:
+def shape_of(row: Baseline | Candidate | None, key: str) -> ShapeRow | None:
     return ((row.shapes or {}) if row is not None else {}).get(key)
 
 
@@ -66,7 +68,7 @@ def bandwidth_table(result: Result, precisions: Sequence[str], names: Sequence[s
             cells = [_bandwidth_cell(rows[name], key, precision, copied) for key in keys]
             table.rows.append([title_of(name), precision, *cells])
     if table.rows:
-        words = "; ".join(COLD[method] for method in COLD if method in methods)
+        words = "; ".join(what for method, what in cold_words().items() if method in methods)
         table.notes = [
             f"GB/s, and percent of the copy of the same bytes. {environment_words(result)}. Cold L2, medians, copy and "
             f"programs interleaved in one run: {words}. Bytes: input once, output once."

@@ -15,47 +15,20 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
-from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
+from pydantic import BaseModel, Field, ValidationError
 
 from kbsub.eval.process.isolated import Status
 from kbsub.eval.results.files import write_text_atomic
+from kbsub.eval.results.loose import Environment, Loose
+from kbsub.eval.results.timing import Baseline, BenchOutcome, BenchRuns, Floors, ShapeRow, Timing
 
 SCHEMA = 1
-EARLIER = "earlier"  # of a baseline: its timings in older runs that stored candidates were part of (bench_record)
 # What may differ between two runs in the same environment.
 _RUN_FACTS = ("date", "project_commit", "stand_ins")
 
 
 class ResultError(Exception):
     """A result file cannot be read or joined; the message names it and says what to do."""
-
-
-class Loose(BaseModel):
-    """Listed keys are checked, others kept. A listed key that has no value is absent, unless somebody wrote null."""
-
-    model_config = ConfigDict(
-        extra="allow", protected_namespaces=(), validate_assignment=True, ser_json_inf_nan="constants"
-    )
-
-    @model_serializer(mode="wrap")
-    def _absent_rather_than_null(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {key: value for key, value in handler(self).items() if value is not None or key in self.model_fields_set}
-
-
-class Environment(Loose):
-    """Where a result was made; null where this machine has no such thing (no GPU, no CuPy)."""
-
-    gpu: str | None
-    driver: str | None
-    cuda: str | None
-    torch: str
-    cupy: str | None
-    nvrtc: str | None
-    python: str
-    kernelbench_commit: str
-    project_commit: str | None
-    date: str
-    stand_ins: list[str] = Field(default_factory=list)
 
 
 class TaskFacts(Loose):
@@ -70,29 +43,6 @@ class TaskFacts(Loose):
     def slug(self) -> str | None:
         """KernelBench's "level1_40"; None of a local task, whose name is not in its facts."""
         return f"level{self.level}_{self.problem_id}" if self.level else None
-
-
-class Floors(Loose):
-    """Measured in the same run: ms, GB/s; absent where they do not apply."""
-
-    memory_ms: float | None = None
-    copy_gb_s: float | None = None
-    chain_ms: float | None = None
-
-
-class Timing(Loose):
-    """One timing method: mean_ms ... of upstream's methods, median_ms ... of graph replay."""
-
-    mean_ms: float | None = None
-    std_ms: float | None = None
-    min_ms: float | None = None
-    max_ms: float | None = None
-    trials: int | None = None
-    median_ms: float | None = None
-    q25_ms: float | None = None
-    q75_ms: float | None = None
-    samples_ms: list[float] | None = None
-    order_seed: int | None = None
 
 
 class Official(Loose):
@@ -123,19 +73,6 @@ class Guards(Loose):
     findings: list[Any]
 
 
-class Shape(Loose):
-    """Beyond the official shape."""
-
-    status: Status | None = None
-    bit_identity: Any = None
-    timing: dict[str, Timing] | None = None
-
-
-class Baseline(Loose):
-    timing: dict[str, Timing] = Field(default_factory=dict)
-    shapes: dict[str, Shape] | None = None
-
-
 class Candidate(Loose):
     """One row. `status` is upstream's verdict in one word (or why there is none); nothing else may change it."""
 
@@ -150,7 +87,8 @@ class Candidate(Loose):
     oracle: dict[str, Any] | None = None
     guards: Guards | None = None
     timing: dict[str, Timing] | None = None
-    shapes: dict[str, Shape] | None = None
+    shapes: dict[str, ShapeRow] | None = None
+    bench: BenchOutcome | None = None
 
 
 class Result(Loose):
@@ -162,6 +100,7 @@ class Result(Loose):
     floors: Floors = Field(default_factory=Floors)
     baselines: dict[str, Baseline] = Field(default_factory=dict)
     candidates: dict[str, Candidate] = Field(default_factory=dict)
+    bench: BenchRuns | None = None
 
 
 def row_key(stem: str, precision: str) -> str:
@@ -244,6 +183,7 @@ def merge(old: Result, new: Result, path: Path | str = "the result file") -> Res
         )
         rows[key] = _join(rows[key], row) if same_file else row
     merged.candidates = dict(sorted(rows.items()))
+    merged.bench = merged.bench or old.bench
     for key, value in (old.model_extra or {}).items():
         if key not in (merged.model_extra or {}):
             merged.__pydantic_extra__ = {**(merged.model_extra or {}), key: value}

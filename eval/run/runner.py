@@ -21,20 +21,18 @@ from kbsub.adapters import environment
 from kbsub.adapters.candidate import cuda_source_of
 from kbsub.adapters.task import Task
 from kbsub.eval.process.isolated import MEMORY_LIMIT_VARIABLE, Outcome, Status, run_isolated
+from kbsub.eval.results.loose import Environment
 from kbsub.eval.results.model import (
-    Baseline,
     Candidate,
-    Environment,
-    Floors,
     Result,
     ResultError,
     TaskFacts,
-    Timing,
     check_writable,
     read_result,
     row_key,
     update_result,
 )
+from kbsub.eval.results.timing import Baseline, Floors, Timing
 from kbsub.eval.run.machine_facts import display_path, memory_limit_bytes
 from kbsub.eval.run.shared import SHARED, SharedStages
 from kbsub.eval.verdicts.register import ENDS_THE_ROW, HONEST, STAGES, Stage
