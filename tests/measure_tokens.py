@@ -27,9 +27,10 @@ from pathlib import Path
 from typing import Any
 
 from kbsub.adapters.checkout import find_checkout
-from kbsub.eval.bench.plan import read_bench_file, read_candidate
+from kbsub.eval.bench.plan import read_candidate
 from kbsub.eval.process.isolated import JudgeFailure, Outcome, Status
 from kbsub.eval.results.model import write_json_atomic
+from kbsub.eval.tasks.bench_file import read_bench_file
 from kbsub.eval.tasks.declarations import read_declarations
 
 FOLDER = Path(__file__).resolve().parents[1] / "submissions" / "local_layernorm_tokens"

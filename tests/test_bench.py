@@ -13,7 +13,7 @@ import pytest
 from kbsub.adapters.task import load_local_task
 from kbsub.eval.bench.machine import CpuMachine
 from kbsub.eval.bench.parent import run_bench
-from kbsub.eval.bench.plan import CandidateFile, Plan, SceneSpec
+from kbsub.eval.bench.plan import BenchPlan, CandidateFile, SceneSpec
 from kbsub.eval.bench.record import _floors, store
 from kbsub.eval.bench.timing import TimingProtocol
 from kbsub.eval.process.isolated import Outcome, Status
@@ -59,14 +59,14 @@ def reference(tmp_path_factory):
     return path
 
 
-def plan_of(reference: Path, files: list[CandidateFile], **changes) -> Plan:
+def plan_of(reference: Path, files: list[CandidateFile], **changes) -> BenchPlan:
     shape = {"inputs": [[2, 24]], "init": [24], "seed": 827}
     names = [file.stem for file in files]
     scenes = [
         SceneSpec("official", "fp32", None, None, list(names), ["eager", "torchscript", "copy"]),
         SceneSpec("2x24", "fp32", shape, 8, ["honest"], ["eager"]),
     ]
-    plan = Plan(
+    plan = BenchPlan(
         task=f"local:{reference}",
         kernelbench=None,
         device="cpu",
@@ -257,7 +257,9 @@ def test_the_child_calls_upstreams_methods_for_candidates_and_baselines_alike(ke
     monkeypatch.setattr(timing, "torch", SimpleNamespace(cuda=cuda, device=torch.device))
     monkeypatch.setattr(timing, "clear_l2_cache", lambda device=None: None)
     monkeypatch.setattr(bench_child, "machine_for", lambda device: StandInGpu())
-    monkeypatch.setitem(baselines.BASELINES, "own_graphs", baselines.Baseline("replays graphs itself", own_graphs=True))
+    monkeypatch.setitem(
+        baselines.BASELINES, "own_graphs", baselines.BaselineProgram("replays graphs itself", own_graphs=True)
+    )
     payload = {
         "task": f"local:{reference}",
         "kernelbench": str(kernelbench.path),

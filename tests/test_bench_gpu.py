@@ -7,7 +7,7 @@ import pytest
 from kbsub.adapters.task import load_local_task
 from kbsub.eval.bench.methods.register import part_of_all
 from kbsub.eval.bench.parent import run_bench
-from kbsub.eval.bench.plan import CandidateFile, ChainSpec, Plan, SceneSpec
+from kbsub.eval.bench.plan import BenchPlan, CandidateFile, ChainSpec, SceneSpec
 from kbsub.eval.bench.record import store
 from kbsub.eval.bench.timing import TimingProtocol
 from kbsub.eval.results.model import read_result
@@ -69,7 +69,7 @@ def measured(tmp_path_factory):
         stem: CandidateFile(stem, MODEL.format(body=body), "tolerance", ("fp32",)) for stem, body in BODIES.items()
     }
     shape = {"inputs": [[8, 512]], "init": [512], "seed": 827}
-    plan = Plan(
+    plan = BenchPlan(
         task=f"local:{folder / 'reference.py'}",
         kernelbench=checkout,
         device="cuda",

@@ -20,7 +20,7 @@ from kbsub.eval.results.model import Result, read_result, write_json_atomic
 from kbsub.eval.results.timing import Timing
 
 sys.path.insert(0, str(Path(__file__).parent))
-from stored_result import OTHER_RUN, content, replay, with_files
+from stored_result import OTHER_RUN, bench_run, content, replay, with_files
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -124,9 +124,9 @@ def test_floors_are_those_of_the_run_that_timed_the_official_shape():
     official = {"bytes": 600, "input_bytes": 300, "memory_floor_ms": 0.14}
     other = {"bytes": 60, "input_bytes": 30, "memory_floor_ms": 0.02}
     runs = {
-        "1": {"scenes": {"official@fp32": {**official, "memory_floor_ms": 0.5}}, "floors": {"copy_gb_s": 1.0}},
-        "2": {"scenes": {"official@fp32": official}, "floors": {"copy_gb_s": 4000.0, "chain_ms": 0.15}},
-        "3": {"scenes": {"8x32@fp32": other}, "floors": {"copy_gb_s": 3000.0, "chain_ms": 0.16}},
+        "1": bench_run({"official@fp32": {**official, "memory_floor_ms": 0.5}}, {"copy_gb_s": 1.0}),
+        "2": bench_run({"official@fp32": official}, {"copy_gb_s": 4000.0, "chain_ms": 0.15}),
+        "3": bench_run({"8x32@fp32": other}, {"copy_gb_s": 3000.0, "chain_ms": 0.16}),
     }
     result = Result.model_validate({**data, "bench": {"runs": runs}})
     words = "copy 4000 GB/s, every byte once 0.140 ms, input read twice 0.210 ms, chain of the reference order 0.150 ms"

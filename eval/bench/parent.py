@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from kbsub.eval.bench.plan import Plan, SceneSpec
+from kbsub.eval.bench.plan import BenchPlan, SceneSpec
 from kbsub.eval.process.isolated import Outcome, Status, run_isolated
 
 TARGET = "kbsub.eval.bench.child:run"
@@ -27,7 +27,7 @@ class BenchRecord:
     """What one run found out. `scenes`: the child's last event of each scene, by scene id."""
 
     run: str
-    plan: Plan
+    plan: BenchPlan
     scenes: dict[str, dict[str, Any]] = field(default_factory=dict)
     dropped: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)  # scene id -> name -> row
     skipped: dict[str, str] = field(default_factory=dict)
@@ -54,7 +54,7 @@ def run_id() -> str:
 
 
 def run_bench(
-    plan: Plan,
+    plan: BenchPlan,
     *,
     on_event: Callable[[dict[str, Any]], None] | None = None,
     on_record: Callable[[BenchRecord], None] | None = None,

@@ -48,19 +48,20 @@ def command(
     from kbsub.eval.bench.baselines import DEFAULT_BASELINES, require_known
     from kbsub.eval.bench.parent import run_bench
     from kbsub.eval.bench.plan import (
-        Plan,
-        candidate_files,
+        BenchPlan,
         choose_methods,
         choose_shapes,
         plan_scenes,
-        read_bench_file,
         read_candidate,
     )
     from kbsub.eval.bench.record import store
     from kbsub.eval.bench.timing import TimingProtocol
     from kbsub.eval.process.isolated import Status
     from kbsub.eval.results.model import ResultError, read_result
-    from kbsub.eval.run.machine_facts import gpu_folder, gpu_index, gpu_name, submissions_folder
+    from kbsub.eval.run.machine_facts import gpu_folder, gpu_index, gpu_name
+    from kbsub.eval.tasks.bench_file import read_bench_file
+    from kbsub.eval.tasks.files import candidate_files
+    from kbsub.eval.tasks.folder import folder_of
 
     console = Console()
     if not console.is_terminal:
@@ -79,12 +80,12 @@ def command(
         resolved = resolve_task(task, kernelbench=checkout, precision=precisions[0])
         target = out or Path("runs") / gpu_folder(gpu) / f"{resolved.slug}.json"
         stored = read_result(target) if target.exists() else None
-        folder = Path(task.removeprefix("local:")).parent if resolved.level == 0 else submissions_folder(resolved.slug)
+        folder = folder_of(task)
         files = [read_candidate(path) for path in candidate_files(candidates or [], folder)]
         bench_file = read_bench_file(folder)
         names = {"all": list(DEFAULT_BASELINES), "none": []}.get(baselines) or baselines.split(",")
         chosen = [] if baselines == "none" else require_known(names)
-        plan = Plan(
+        plan = BenchPlan(
             task=task,
             kernelbench=str(checkout) if checkout else None,
             device=device,
@@ -106,7 +107,7 @@ def command(
     def keep(found: BenchRecord) -> None:
         store(target, found, resolved)
 
-    show = _Show(console)
+    show = _BenchProgress(console)
     try:
         with show:
             record = run_bench(plan, on_event=show.event, on_record=keep)
@@ -125,7 +126,7 @@ def command(
     raise typer.Exit(1 if failed or record.failure else 0)
 
 
-class _Show:
+class _BenchProgress:
     """One line that says what is being timed, on a terminal; a line a scene elsewhere."""
 
     def __init__(self, console: Any) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from kbsub.adapters.evaluator import TIMING_METHOD
 from kbsub.eval.bench.baselines import BASELINES
-from kbsub.eval.bench.compare import Comparison, Verdict, compare, unpaired
+from kbsub.eval.bench.compare import PairedComparison, Verdict, compare, unpaired
 from kbsub.eval.bench.methods.register import compared_keys, methods, upstream_names
 from kbsub.eval.bench.timing import GRAPH_REPLAY
 from kbsub.eval.process.isolated import Status
@@ -115,7 +115,7 @@ def beside(other: Baseline | Candidate, mine: Mapping[str, Timing] | None, shape
     return found
 
 
-def paired(a: Timing | None, b: Timing | None) -> Comparison:
+def paired(a: Timing | None, b: Timing | None) -> PairedComparison:
     """Two stored timings of one method compared round by round; UNSURE unless both come from the same run."""
     if a is None or b is None or not a.by_round() or not b.by_round():
         return unpaired("not measured")
@@ -124,7 +124,7 @@ def paired(a: Timing | None, b: Timing | None) -> Comparison:
     return compare(a.by_round(), b.by_round())
 
 
-def against(mine: Mapping[str, Timing] | None, other: Mapping[str, Timing] | None) -> tuple[Comparison, str]:
+def against(mine: Mapping[str, Timing] | None, other: Mapping[str, Timing] | None) -> tuple[PairedComparison, str]:
     """The comparison by the first method of the register that both have: graph replay, else upstream's cuda_event."""
     for method in compared_keys():
         if method in (mine or {}) and method in (other or {}):
@@ -132,7 +132,7 @@ def against(mine: Mapping[str, Timing] | None, other: Mapping[str, Timing] | Non
     return unpaired("not measured by a common method"), NOTHING
 
 
-def speedup_words(comparison: Comparison) -> str:
+def speedup_words(comparison: PairedComparison) -> str:
     """ "1.60x faster", "same (1.00x)", "unsure (1.01x)"; a tie never reads as a win."""
     if math.isnan(comparison.ratio):
         return NOTHING
@@ -322,7 +322,7 @@ def _shape_cells(row: Baseline | Candidate | None, key: str, eager: Baseline | C
     return [ms(mine.median_ms), speedup_words(paired(mine, reference)), equal]
 
 
-def _verdict_words(comparison: Comparison, method: str) -> str:
+def _verdict_words(comparison: PairedComparison, method: str) -> str:
     """ "FASTER 1.16x (1.15 to 1.17)": the verdict, how many times faster, and its 95% interval."""
     if math.isnan(comparison.ratio):
         return NOTHING

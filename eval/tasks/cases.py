@@ -1,8 +1,8 @@
 """The stress cases, as data: input transforms x parameter settings x eps, shapes, layouts and behaviour checks.
 
-Nothing here computes: `stress_inputs.py` makes the tensors, `stress.py` runs the cases. Seeds are written down, one an
+Nothing here computes: eval/suite makes the tensors and runs the cases. Seeds are written down, one an
 entry. Everything applies to the float inputs of any KernelBench task; what only one task can know (shapes, constructor
-arguments, cases from its own bug reports) stands in `submissions/<task>/stress_cases.toml`.
+arguments, cases from its own bug reports) stands in `submissions/<task>/cases.toml`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+CASES_FILE = "cases.toml"
 
 # What became of one case.
 PASS = "pass"
@@ -143,7 +145,7 @@ def _case(entry: Input, parameters: str = "random", eps: float = OWN_EPS, **more
 
 
 class CaseFileError(ValueError):
-    """A task folder's stress_cases.toml says something that cannot be run."""
+    """A task folder's cases.toml says something that cannot be run."""
 
 
 @dataclass(frozen=True)
@@ -184,14 +186,15 @@ def select(cases: Sequence[Case], patterns: Sequence[str]) -> list[Case]:
 # ---- a task folder's own cases ----
 
 
-def load_task_cases(path: Path) -> TaskCases:
-    """Read submissions/<task>/stress_cases.toml; an absent file adds nothing. Raises CaseFileError.
+def load_task_cases(folder: Path | None) -> TaskCases:
+    """Read the cases.toml of a task's folder; no folder or no such file adds nothing. Raises CaseFileError.
 
     [small] inputs = [[...]], init = [...]. [[shape]] name, inputs, init, and with = [input names] (default normal).
     [[case]] name, inputs, init (or neither: the task's own shape), and any of: input = "name" or a table with kind and
     numbers, parameters, eps, layout, check, may_refuse, expect.
     """
-    if not path.is_file():
+    path = None if folder is None else folder / CASES_FILE
+    if path is None or not path.is_file():
         return TaskCases()
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
