@@ -257,9 +257,8 @@ def test_the_child_calls_upstreams_methods_for_candidates_and_baselines_alike(ke
     monkeypatch.setattr(timing, "torch", SimpleNamespace(cuda=cuda, device=torch.device))
     monkeypatch.setattr(timing, "clear_l2_cache", lambda device=None: None)
     monkeypatch.setattr(bench_child, "machine_for", lambda device: StandInGpu())
-    monkeypatch.setitem(
-        baselines.BASELINES, "own_graphs", baselines.BaselineProgram("replays graphs itself", own_graphs=True)
-    )
+    replays = baselines.BaselineProgram("replays graphs itself", own_graphs=True)
+    monkeypatch.setitem(baselines.BASELINES, "own_graphs", replays)
     payload = {
         "task": f"local:{reference}",
         "kernelbench": str(kernelbench.path),

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from kbsub.adapters.task import TaskError
 from kbsub.eval.run.export import MAPPING_FILE, Best, Entry, ExportError, best_of, choose_entries, export
 
 SOURCES = {"slow": b"# slow\r\n", "fast": b"# fast \xc3\xa9\n", "wrong": b"# wrong\n", "stale": b"# stale\n"}
@@ -117,7 +118,7 @@ def test_candidates_are_named_by_stem_or_path_or_not_at_all(tmp_path):
     ],
 )
 def test_a_name_that_cannot_be_is_refused(tmp_path, names, said):
-    with pytest.raises(ExportError, match=said):
+    with pytest.raises(TaskError, match=said):
         choose_entries(names, write_task_folder(tmp_path / "level1_40"))
 
 

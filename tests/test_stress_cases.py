@@ -1,4 +1,4 @@
-"""The case tables are complete and unambiguous, and a task folder's own file is read or refused: eval/tasks/cases.py."""
+"""The case tables are complete and unambiguous, and a task folder's own file is read or refused."""
 
 from __future__ import annotations
 

@@ -58,9 +58,10 @@ def test_which_files_are_meant(folder, names, meant):
         assert [file.absolute().relative_to(Path.cwd()).as_posix() for file in candidate_files(names, folder)] == meant
 
 
-@pytest.mark.parametrize(
-    ("where", "words"), [(None, "no folder under submissions/"), ("plain", "declares no candidates")]
-)
+NOTHING_TO_CHOOSE = [(None, "no folder under submissions/"), ("plain", "declares no candidates")]
+
+
+@pytest.mark.parametrize(("where", "words"), NOTHING_TO_CHOOSE)
 def test_without_names_and_declarations_the_way_out_is_said(folder, where, words):
     with pytest.raises(TaskError, match=f"{words}.*name the candidate files"):
         candidate_files([], None if where is None else folder.parent / where)
@@ -119,6 +120,6 @@ def test_a_task_file_that_cannot_be_believed_is_refused_by_name(tmp_path, conten
     folder = tmp_path / "level1_40"
     folder.mkdir()
     (folder / "task.toml").write_text(content)
-    with pytest.raises(TaskFolderError, match="task.toml") as caught:
+    with pytest.raises(TaskFolderError, match=r"task\.toml") as caught:
         read_task_file(folder)
     assert REFUSED[content] in str(caught.value)

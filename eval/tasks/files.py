@@ -30,9 +30,7 @@ def candidate_files(names: Sequence[str], folder: Path | None) -> tuple[Path, ..
     elif folder is None:
         raise TaskError("this task has no folder under submissions/: name the candidate files")
     elif not (folder / FILE_NAME).is_file():
-        raise TaskError(
-            f"{folder.name}: the task's folder declares no candidates ({FILE_NAME}): name the candidate files"
-        )
+        raise TaskError(f"{folder}: declares no candidates ({FILE_NAME}): name the candidate files")
     else:
         files = folder_files(folder)
     stems = [file.stem for file in files]

@@ -26,9 +26,9 @@ _NO_GPU_TEXTS = ("no nvidia driver", "not compiled with cuda", "no cuda gpus", "
 def run(candidate_source: str, task: Task, progress: Any, *, hosted: bool = False, full: bool = True) -> dict[str, Any]:
     """{cpu_check: {certified, correctness, trials, seeds, max_abs, provenance ...}, verdict: {status, reason}}.
 
-    `hosted` runs the candidate's CUDA source with the host executor, at the small size of its task.toml unless `full`. Raises JudgeFailure:
-    COMPILE_ERROR from loading, RUNTIME_ERROR or OUT_OF_MEMORY from the candidate's own code, NOT_RUN when it asks for
-    a GPU or the small size of this task is not known.
+    `hosted` runs the candidate's CUDA source with the host executor, at the small size of the task's task.toml unless
+    `full`. Raises JudgeFailure: COMPILE_ERROR from loading, RUNTIME_ERROR or OUT_OF_MEMORY from the candidate's own
+    code, NOT_RUN when it asks for a GPU or the small size of this task is not known.
     """
     import torch
 
