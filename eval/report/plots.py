@@ -1,4 +1,4 @@
-"""The plots of the papers: bars with quartiles against the floors, error against time, bandwidth over shapes.
+"""The plots of the documents: bars with quartiles against the floors, error against time, bandwidth over shapes.
 
 A plot is data first (a dict of numbers and words); drawing comes after, and the digest of the data goes into the PNG,
 so that a test can tell a stale picture without comparing pixels. Legible on light and dark pages (an opaque card of its

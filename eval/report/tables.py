@@ -1,4 +1,4 @@
-"""Every table of the papers and of the terminal, made from result files alone.
+"""Every timing table of the documents and of the terminal, made from result files alone.
 
 A table is data (title, headers, rows of strings, notes); Markdown and rich are two ways to show it. Nothing here
 measures, reads a file or knows a task: what a table says comes from the keys of results.md.

@@ -1,4 +1,4 @@
-"""The tables of the papers that are about verdicts rather than times: headline, official, identity, stress, oracle.
+"""The tables of the documents that are about verdicts rather than times: headline, official, identity, stress, oracle.
 
 Made from result files alone (keys of results.md). The official verdict has its own table and its own columns: nothing
 of the other stages is merged into it.

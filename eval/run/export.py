@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kbsub.adapters.evaluator import TIMING_METHOD
 from kbsub.adapters.pin import PIN
 
 MAPPING_FILE = "kbsub_export.json"
@@ -87,10 +88,10 @@ def best_of(entries: Sequence[Entry], results: Mapping[str, Mapping[str, Any]], 
         rows = content.get("candidates", {})
         for entry in entries:
             row = rows.get(entry.stem + suffix) or {}
-            mean = ((row.get("timing") or {}).get("cuda_event") or {}).get("mean_ms")
+            mean = ((row.get("timing") or {}).get(TIMING_METHOD) or {}).get("mean_ms")
             correct = (row.get("official") or {}).get("correctness") is True
             if entry.contract != "control" and correct and mean and row.get("sha256") == entry.sha256:
-                measured.append((mean, entry.stem, f"{mean:g} ms (cuda_event) in {name}"))
+                measured.append((mean, entry.stem, f"{mean:g} ms ({TIMING_METHOD}) in {name}"))
     if not measured:
         return None
     _, stem, why = min(measured)

@@ -19,7 +19,7 @@ from kbsub.adapters.task import SEED, Task
 from kbsub.eval.operators.compare.oracle import is_bare_layer_norm, layer_norm_of
 from kbsub.eval.operators.layer_norm import order as contract
 from kbsub.eval.suite.inputs import NotApplicable, make_inputs, misalign_parameters, set_parameters
-from kbsub.eval.tasks.cases import OWN_EPS, Case, Parameters, Shape, TaskCases, load_task_cases
+from kbsub.eval.tasks.cases import OWN_EPS, Case, CaseShape, Parameters, TaskCases, load_task_cases
 from kbsub.eval.tasks.folder import submissions_folder
 
 Build = Callable[[torch.nn.Module, tuple[Any, ...]], Any]
@@ -92,7 +92,7 @@ class Workshop:
         self._own_inputs: list[Any] = []
         self._reference: tuple[Any, torch.nn.Module | None] = (None, None)  # the last one built
 
-    def init(self, shape: Shape) -> tuple[Any, ...]:
+    def init(self, shape: CaseShape) -> tuple[Any, ...]:
         """Constructor arguments, cast as upstream casts them."""
         torch.manual_seed(SEED)
         arguments = list(shape.init) if shape.inputs else list(self.modules.get_init_inputs())

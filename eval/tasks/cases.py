@@ -105,7 +105,7 @@ CHECKS = ("run_twice", "row_alone", "side_stream", "graph_mutation", "after_1000
 
 
 @dataclass(frozen=True)
-class Shape:
+class CaseShape:
     """Shapes of the inputs, one each, and the constructor arguments that go with them. name "": the task's own."""
 
     name: str = ""
@@ -131,7 +131,7 @@ class Case:
     input: Input
     parameters: Parameters
     eps: float = OWN_EPS
-    shape: Shape = Shape()
+    shape: CaseShape = CaseShape()
     layout: str = "contiguous"
     check: str = "compare"
     may_refuse: bool = False
@@ -152,7 +152,7 @@ class CaseFileError(ValueError):
 class TaskCases:
     """What a task folder adds: `small` replaces the task's own shape on machines without a GPU."""
 
-    small: Shape | None = None
+    small: CaseShape | None = None
     cases: tuple[Case, ...] = ()
 
 
@@ -162,7 +162,7 @@ def suite(task_cases: TaskCases | None = None, *, small: bool = False) -> list[C
     `small`: the task's own shape is replaced by the folder's small one.
     """
     task_cases = task_cases or TaskCases()
-    base = task_cases.small if small and task_cases.small else Shape()
+    base = task_cases.small if small and task_cases.small else CaseShape()
     cases = []
     for parameters in PARAMETERS:
         for eps in EPS:
@@ -216,9 +216,9 @@ def load_task_cases(folder: Path | None) -> TaskCases:
     return TaskCases(small, tuple(cases))
 
 
-def _shape(name: str, entry: Mapping[str, Any]) -> Shape:
+def _shape(name: str, entry: Mapping[str, Any]) -> CaseShape:
     inputs = tuple(tuple(int(size) for size in shape) for shape in entry["inputs"])
-    return Shape(name, inputs, tuple(_frozen(each) for each in entry["init"]))
+    return CaseShape(name, inputs, tuple(_frozen(each) for each in entry["init"]))
 
 
 def _frozen(value: Any) -> Any:
@@ -237,7 +237,7 @@ def _own_case(entry: Mapping[str, Any]) -> Case:
     entry = dict(entry)
     name = entry.pop("name")
     try:
-        shape = _shape(name, entry) if "inputs" in entry else Shape()
+        shape = _shape(name, entry) if "inputs" in entry else CaseShape()
         given = entry.pop("input", "normal")
         made = INPUT[given] if isinstance(given, str) else Input(name=name, **{"seed": 300, **given})
         parameters = PARAMETERS[entry.pop("parameters", "random")]
