@@ -225,6 +225,14 @@ class StandInGpu(CpuMachine):
     graphs = True
 
 
+# Upstream's functions are taken before any candidate is loaded: one that replaces them later changes nothing.
+FAKES_UPSTREAM = """import sys
+        for each in list(sys.modules.values()):
+            if vars(each).get("get_timing_function") is not None:
+                each.get_timing_function = lambda name: lambda *a, num_trials, **k: [1e-6] * num_trials
+                each.get_timing_stats = lambda times, device=None: dict()"""
+
+
 @pytest.mark.kernelbench
 def test_the_child_calls_upstreams_methods_for_candidates_and_baselines_alike(kernelbench, reference, monkeypatch):
     import contextlib
@@ -256,6 +264,8 @@ def test_the_child_calls_upstreams_methods_for_candidates_and_baselines_alike(ke
     )
     monkeypatch.setattr(timing, "torch", SimpleNamespace(cuda=cuda, device=torch.device))
     monkeypatch.setattr(timing, "clear_l2_cache", lambda device=None: None)
+    for name in ("get_timing_function", "get_timing_stats"):  # put back after FAKES_UPSTREAM
+        monkeypatch.setattr(timing, name, getattr(timing, name))
     monkeypatch.setattr(bench_child, "machine_for", lambda device: StandInGpu())
     replays = baselines.BaselineProgram("replays graphs itself", own_graphs=True)
     monkeypatch.setitem(baselines.BASELINES, "own_graphs", replays)
@@ -267,15 +277,20 @@ def test_the_child_calls_upstreams_methods_for_candidates_and_baselines_alike(ke
         "protocol": {"rounds": 9, "trials": 20, "passes": 10},
         "budget_s": 60.0,
         "floors": None,
-        "sources": {"honest": MODEL.format(body="")},
+        "sources": {"fakes": MODEL.format(body=FAKES_UPSTREAM), "honest": MODEL.format(body="")},
         "scenes": [
-            {"key": "official", "precision": "fp32", "candidates": ["honest"], "baselines": ["eager", "own_graphs"]}
+            {
+                "key": "official",
+                "precision": "fp32",
+                "candidates": ["fakes", "honest"],
+                "baselines": ["eager", "own_graphs"],
+            }
         ],
     }
     events = []
     bench_child.run(payload, events.append)
     final = [event["bench"] for event in events if event.get("bench", {}).get("finished")][-1]
-    for name in ("honest", "eager", "own_graphs"):
+    for name in ("fakes", "honest", "eager", "own_graphs"):
         row = final["rows"][name]
         assert row["status"] == "OK", row
         stats = row["timing"]["cuda_event"]
@@ -283,7 +298,7 @@ def test_the_child_calls_upstreams_methods_for_candidates_and_baselines_alike(ke
         assert stats["samples_ms"] == [0.12345] * 20 and row["timing"]["host_time"]["trials"] == 20
         assert ("graph_replay" in row["timing"]) is (name != "own_graphs")
     assert final["upstream_methods"] == "called from the checkout, unmodified"
-    assert sorted(final["series"]["cuda_event"]["orders"][0]) == [0, 1, 2]
+    assert sorted(final["series"]["cuda_event"]["orders"][0]) == [0, 1, 2, 3]
 
 
 def test_bench_command_writes_json_table_and_picture(reference, tmp_path):

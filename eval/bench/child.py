@@ -96,7 +96,8 @@ class BenchProcess:
 
     def _import_upstream(self) -> str:
         """Get upstream's timing functions from the checkout; why there are none, or "" when there are."""
-        if not any(methods()[name].upstream for name in self.payload["methods"]):
+        wanted = [name for name in self.payload["methods"] if methods()[name].upstream]
+        if not wanted:
             return "not asked for"
         if not self.machine.graphs:
             return "upstream's methods need CUDA"
@@ -104,7 +105,8 @@ class BenchProcess:
             return "upstream's methods need the checkout: kbsub fetch"
         upstream = import_upstream(Path(self.payload["kernelbench"]))
         timing = upstream.module.timing
-        self.upstream = UpstreamTiming(timing.get_timing_function, timing.get_timing_stats)
+        functions = {name: timing.get_timing_function(name) for name in wanted}
+        self.upstream = UpstreamTiming(functions, timing.get_timing_stats)
         self.stand_ins = upstream.stand_ins
         return ""
 

@@ -181,7 +181,7 @@ def x100_table(stored: Mapping[str, Any]) -> Table:
 
 
 def read_x100(path: Path) -> Table:
-    """The table of a file, or an empty one that says so in the documents. Raises ResultError for a file that is broken."""
+    """The table of a file, or an empty one that says so in a document. Raises ResultError for a broken file."""
     if not path.is_file():
         return Table("inputs times 100", ["program"])
     try:

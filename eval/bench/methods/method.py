@@ -29,9 +29,12 @@ class Timed(Protocol):
 
 @dataclass(frozen=True)
 class UpstreamTiming:
-    """KernelBench's own, from the checkout: the timing function of a method's name, and get_timing_stats."""
+    """KernelBench's own, from the checkout: the timing function of each method, by name, and get_timing_stats.
 
-    function: Callable[[str], Callable[..., list[float]]]
+    Taken from its module before any candidate is loaded and could replace them.
+    """
+
+    functions: Mapping[str, Callable[..., list[float]]]
     stats: Callable[[list[float]], Mapping[str, Any]]
 
 

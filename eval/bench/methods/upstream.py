@@ -24,7 +24,7 @@ def measure(name: str, run: TimedScene) -> Measured:
     """One of upstream's methods over every program of the scene."""
     assert run.upstream is not None  # the child runs no method of upstream's without the checkout
     upstream, calls = run.upstream, {key: program.call for key, program in run.programs.items()}
-    function, device = upstream.function(name), run.machine.device
+    function, device = upstream.functions[name], run.machine.device
     series = upstream_rounds(name, function, calls, run.scene, run.protocol, run.guard, device, run.out_of_time)
 
     def entry(program: str, samples: list[float]) -> dict[str, Any]:
