@@ -22,7 +22,7 @@ from kbsub.eval.report.terminal import flags, speedup
 from kbsub.eval.run import runner
 from kbsub.eval.run.runner import Row, _record
 from kbsub.eval.verdicts.official import judge as official
-from kbsub.eval.verdicts.register import STAGES
+from kbsub.eval.verdicts.register import KINDS
 
 REFERENCE = """
 import time
@@ -115,7 +115,7 @@ def test_every_stage_of_a_row_judges_the_text_that_its_sha256_is_of(tmp_path: Pa
     plan = runner.Plan(task, "level1_40", (file,), ("official", "identity"), "fp32", "cpu", None, 9.0)
     row = Row(file, "mine", {})
     for name in plan.stages:
-        runner.run_stage(plan, row, STAGES[name], lambda event: None)
+        runner.run_stage(plan, row, KINDS[name], lambda event: None)
     assert judged == ["first = 1\n"] * 2
     assert row.fields["sha256"] == hashlib.sha256(b"first = 1\n").hexdigest()
 
@@ -203,7 +203,7 @@ def row_for(returned: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> R
         outcome = Outcome(Status.OK, official.judge(payload, lambda event: None), "", "", 1.0)
     except JudgeFailure as failure:
         outcome = Outcome(failure.status, failure.value, failure.message, "", 1.0)
-    _record(row, STAGES["official"], outcome)
+    _record(row, KINDS["official"], outcome)
     return row
 
 
@@ -273,8 +273,8 @@ def test_other_stages_never_touch_the_status() -> None:
 
     row = Row(Path("x.py"), "x", {"stages": {}, "status": "OK", "reason": None, "official": {"correctness": True}})
     for name in ("identity", "stress", "oracle", "guards"):
-        _record(row, STAGES[name], Outcome(Status.OK, {"failed": 9, "identical": 0, "clean": False}, "", "", 1.0))
-        _record(row, STAGES[name], Outcome(Status.CRASHED, None, "died", "", 1.0))
+        _record(row, KINDS[name], Outcome(Status.OK, {"failed": 9, "identical": 0, "clean": False}, "", "", 1.0))
+        _record(row, KINDS[name], Outcome(Status.CRASHED, None, "died", "", 1.0))
     assert (row.fields["status"], row.fields["official"]) == ("OK", {"correctness": True})
     assert row.failed, "the exit code sees a crashed stage all the same"
 

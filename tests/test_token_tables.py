@@ -180,13 +180,14 @@ def test_the_stored_stress_rows_are_what_the_declarations_say() -> None:
     """candidates.toml may be made stricter after a run: the rows of the run must still agree with it."""
     from kbsub.eval.suite.records import contradictions
     from kbsub.eval.tasks.declarations import read_declarations
+    from kbsub.eval.verdicts.stress.registration import Stress
 
     declared = read_declarations(ROOT / "submissions" / "local_layernorm_tokens")
     judged = 0
     for key, stored in read_result(TOKENS).candidates.items():
         stem, _, precision = key.partition("@")
-        if stem in declared and stored.stress is not None:
+        if stem in declared and stored.verdict(Stress) is not None:
             said = declared[stem].model_dump(mode="json")
-            assert contradictions(stored.stress.cases, said, precision or "fp32") == [], key
+            assert contradictions(stored.verdict(Stress).cases, said, precision or "fp32") == [], key
             judged += 1
     assert judged == sum(len(each.precision) for each in declared.values())

@@ -180,6 +180,6 @@ def official_problem(candidate: CandidateFile, precision: str, stored: Result | 
         return f"no official verdict is stored for {key}; {rerun}"
     if row.sha256 != candidate.sha256:
         return f"the stored verdict of {key} is about another version of the file; {rerun}"
-    if not (row.official.compiled and row.official.correctness):
+    if not row.official.passed:
         return f"upstream's verdict on {key} was not a pass ({row.status})"
     return None

@@ -20,11 +20,10 @@ from kbsub.eval.bench.floors import memory_floor_ms
 from kbsub.eval.bench.parent import BenchRecord
 from kbsub.eval.bench.plan import SceneSpec
 from kbsub.eval.process.isolated import Status
-from kbsub.eval.results.loose import Environment
-from kbsub.eval.results.model import Candidate, Result, TaskFacts, row_key, update_result
+from kbsub.eval.results.model import Baseline, Candidate, Result, TaskFacts, row_key, update_result
+from kbsub.eval.results.record import Environment
 from kbsub.eval.results.timing import (
     OFFICIAL,
-    Baseline,
     BenchOutcome,
     BenchRun,
     BenchRuns,

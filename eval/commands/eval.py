@@ -7,6 +7,8 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from kbsub.eval.verdicts.register import DEFAULT_KINDS, KINDS
+
 
 def command(
     candidates: Annotated[
@@ -18,7 +20,7 @@ def command(
     ] = None,
     task: Annotated[str, typer.Option(help="level<L>_<id>, or the path of a reference program.")] = "level1_40",
     precision: Annotated[str, typer.Option(help="fp32, fp16 or bf16.")] = "fp32",
-    only: Annotated[str, typer.Option(help="Stages, by comma: official, identity, stress, oracle, guards.")] = "",
+    only: Annotated[str, typer.Option(help=f"Verdicts, by comma: {', '.join(KINDS)}.")] = "",
     timeout: Annotated[float, typer.Option(help="Seconds for one stage of one candidate.", min=1.0)] = 300.0,
     out: Annotated[Path | None, typer.Option(help="Result file; rows of an existing one are kept.")] = None,
     device: Annotated[str, typer.Option(help="cuda, cuda:<index>, or cpu through the host executor.")] = "",
@@ -41,14 +43,13 @@ def command(
     from kbsub.eval.run.runner import Plan, failures, run
     from kbsub.eval.tasks.files import candidate_files
     from kbsub.eval.tasks.folder import folder_of
-    from kbsub.eval.verdicts.register import DEFAULT_STAGES, STAGES
 
     console = Console()
     if not console.is_terminal:
         console = Console(width=160)  # a log file has no width of its own; 80 would fold the tables
-    stages = tuple(name.strip() for name in only.split(",") if name.strip()) or DEFAULT_STAGES
-    if unknown := [name for name in stages if name not in STAGES]:
-        _stop(2, f"--only {','.join(unknown)}: no such stage; there are {', '.join(STAGES)}")
+    stages = tuple(name.strip() for name in only.split(",") if name.strip()) or DEFAULT_KINDS
+    if unknown := [name for name in stages if name not in KINDS]:
+        _stop(2, f"--only {','.join(unknown)}: no such stage; there are {', '.join(KINDS)}")
     try:
         gpu = gpu_name(gpu_index(device))
     except ValueError as error:
@@ -74,7 +75,7 @@ def command(
             task=resolve_task(task, kernelbench=checkout, precision=precision),
             task_text=task,
             candidates=candidate_files(candidates or [], folder_of(task)),
-            stages=tuple(sorted(stages, key=list(STAGES).index)),
+            stages=tuple(sorted(stages, key=list(KINDS).index)),
             precision=precision,
             device=(device or "cuda") if gpu else "cpu",
             kernelbench=checkout,

@@ -7,12 +7,12 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from kbsub.eval.verdicts.register import KINDS
+
 
 def command(
     candidates: Annotated[list[str], typer.Argument(help="Candidate files, or names in submissions/<task>.")],
-    require: Annotated[
-        str, typer.Option(help="Checks, by comma: official, identity, stress, oracle, guards.")
-    ] = "official,identity,stress,oracle,guards",
+    require: Annotated[str, typer.Option(help=f"Verdicts, by comma: {', '.join(KINDS)}.")] = ",".join(KINDS),
     task: Annotated[str, typer.Option(help="level<L>_<id>, or the path of a reference program.")] = "level1_40",
     precision: Annotated[str, typer.Option(help="fp32, fp16 or bf16.")] = "fp32",
     device: Annotated[str, typer.Option(help="cuda, cuda:<index>, or cpu through the host executor.")] = "",
@@ -31,12 +31,10 @@ def command(
     from kbsub.eval.run import gate
 
     required = tuple(dict.fromkeys(name.strip() for name in require.split(",") if name.strip()))
-    if unknown := [name for name in required if name not in gate.CHECKS]:
-        _stop(
-            gate.EXIT_USAGE, f"--require {require}: no such check as {unknown[0]}; there are {', '.join(gate.CHECKS)}"
-        )
+    if unknown := [name for name in required if name not in KINDS]:
+        _stop(gate.EXIT_USAGE, f"--require {require}: no such check as {unknown[0]}; there are {', '.join(KINDS)}")
     if not required:
-        _stop(gate.EXIT_USAGE, f"--require is empty; write some of {', '.join(gate.CHECKS)}")
+        _stop(gate.EXIT_USAGE, f"--require is empty; write some of {', '.join(KINDS)}")
     plan = _plan(candidates, required, task, precision, device, timeout, kernelbench)
     with tempfile.TemporaryDirectory() as nowhere:
         found = _run(plan, out or Path(nowhere) / "result.json")
@@ -68,7 +66,6 @@ def _plan(
     from kbsub.eval.run.runner import Plan
     from kbsub.eval.tasks.files import candidate_files
     from kbsub.eval.tasks.folder import folder_of
-    from kbsub.eval.verdicts.register import STAGES
 
     try:
         gpu = gpu_name(gpu_index(device))
@@ -87,7 +84,7 @@ def _plan(
             task=resolve_task(task, kernelbench=checkout, precision=precision),
             task_text=task,
             candidates=candidate_files(names, folder_of(task)),
-            stages=tuple(name for name in STAGES if name in required),
+            stages=tuple(name for name in KINDS if name in required),
             precision=precision,
             device=(device or "cuda") if gpu or device.startswith("cuda") else "cpu",
             kernelbench=checkout,
@@ -103,8 +100,9 @@ def _run(plan: Any, out: Path) -> dict[str, Any]:
     """Row key -> its checks, after running what is required. Without the GPU that was asked for nothing is run."""
     from kbsub.adapters.candidate import cuda_source_of
     from kbsub.eval.results.model import ResultError, row_key
-    from kbsub.eval.run.gate import EXIT_USAGE, Answer, Check, answers
+    from kbsub.eval.run.gate import EXIT_USAGE, Check, answers
     from kbsub.eval.run.runner import declaration_for, read_source, run
+    from kbsub.eval.verdicts.kind import Answer
 
     if plan.device != "cpu" and plan.gpu is None:
         missing = f"--device {plan.device}: the NVIDIA driver offers no such GPU; see kbsub doctor"
@@ -140,14 +138,14 @@ def _write(
 
 
 def _print(found: dict[str, Any], required: tuple[str, ...]) -> None:
-    from kbsub.eval.run.gate import CHECKS, Answer
+    from kbsub.eval.verdicts.kind import Answer
 
     marks = {Answer.PASS: "pass", Answer.FAIL: "FAIL", Answer.UNCERTIFIED: "CANNOT CERTIFY"}
     for key, checks in found.items():
         for check in checks:
             if check.answer is not Answer.NOT_REQUIRED:
                 typer.echo(f"{key}: {check.name}: {marks[check.answer]}: {check.words}")
-    if rest := [name for name in CHECKS if name not in required]:
+    if rest := [name for name in KINDS if name not in required]:
         typer.echo(f"not required, so not certified: {', '.join(rest)}")
 
 

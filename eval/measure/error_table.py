@@ -16,8 +16,7 @@ import typer
 
 from kbsub.adapters.checkout import CheckoutMissing, find_checkout
 from kbsub.eval.process.isolated import Status, describe_event
-from kbsub.eval.results.model import Result, ResultError, read_result, row_key, update_result
-from kbsub.eval.results.timing import Baseline
+from kbsub.eval.results.model import Baseline, Result, ResultError, read_result, row_key, update_result
 from kbsub.eval.run.machine_facts import gpu_index, gpu_name
 from kbsub.eval.suite.batch import Finished, run_batch
 

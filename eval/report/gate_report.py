@@ -9,7 +9,9 @@ from typing import Any
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
 from kbsub.eval.results.model import write_json_atomic
-from kbsub.eval.run.gate import CHECKS, Answer, Check, exit_code
+from kbsub.eval.run.gate import Check, exit_code
+from kbsub.eval.verdicts.kind import Answer
+from kbsub.eval.verdicts.register import KINDS
 
 Candidates = Mapping[str, Sequence[Check]]
 
@@ -19,8 +21,8 @@ def as_json(candidates: Candidates, required: Sequence[str], facts: Mapping[str,
     return {
         "schema": 1,
         "exit_code": exit_code([check for checks in candidates.values() for check in checks]),
-        "required": [name for name in CHECKS if name in required],
-        "not_required": [name for name in CHECKS if name not in required],
+        "required": [name for name in KINDS if name in required],
+        "not_required": [name for name in KINDS if name not in required],
         **facts,
         "candidates": {
             key: {check.name: {"answer": check.answer.value, "words": check.words} for check in checks}

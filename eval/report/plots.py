@@ -29,7 +29,7 @@ from kbsub.eval.report.tables import (
     typical_ms,
 )
 from kbsub.eval.report.token_tables import COPY, copies, moved, shape_ms
-from kbsub.eval.report.verdict_tables import gb_s, official_ms, worst_error
+from kbsub.eval.report.verdict_tables import gb_s, worst_error
 from kbsub.eval.results.files import replace_atomic
 from kbsub.eval.results.model import Candidate, Result
 
@@ -90,7 +90,8 @@ def error_data(result: Result, precision: str = "fp32") -> Data:
     for name, row in programs(result, precision).items():
         if not isinstance(row, Candidate):
             continue
-        mine, worst = official_ms(row), worst_error(row)
+        mine = row.official.ms if row.official is not None else None
+        worst = worst_error(row)
         eager = eager if eager is not None else worst_error(row, "reference_max_abs")
         if mine is not None and worst is not None and not (math.isfinite(worst) and worst > 0):
             left_out.append(f"{plain(name)}: {worst}")
@@ -98,7 +99,9 @@ def error_data(result: Result, precision: str = "fp32") -> Data:
             points.append({"name": plain(name), "kind": kind_of(row), "ms": mine, "error": worst})
     for name in ("eager", "compile_default"):
         base = programs(result, precision).get(name)
-        value = typical_ms(base.timing, TIMING_METHOD) if base is not None else None
+        if base is None:
+            continue
+        value = typical_ms(base.timing, TIMING_METHOD)
         worst = worst_error(base) or (eager if name == "eager" else None)
         if value is not None and worst is not None and math.isfinite(worst) and worst > 0:
             points.append({"name": plain(name), "kind": "baseline", "ms": value, "error": worst})

@@ -1,4 +1,4 @@
-"""The JSON schema of result files, `docs/result.schema.json`, made from the models of eval/results/model.py."""
+"""The JSON schema of result files, `docs/result.schema.json`: results/model.py and the registered verdicts' records."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kbsub.eval.results.model import SCHEMA, Result
+from kbsub.eval.verdicts.register import KINDS
 
 FILE = Path("docs") / "result.schema.json"
 
@@ -14,6 +15,13 @@ FILE = Path("docs") / "result.schema.json"
 def schema() -> dict[str, Any]:
     """JSON Schema (2020-12) of one result file; `schema` may only be the number that this version reads."""
     content = Result.model_json_schema(by_alias=True)
+    for kind in KINDS.values():
+        record = kind.record.model_json_schema(by_alias=True, ref_template="#/$defs/{model}")
+        content["$defs"].update(record.pop("$defs", {}))
+        content["$defs"].setdefault(kind.record.__name__, record)
+        for row in ("Candidate", "Baseline"):
+            either = {"anyOf": [{"$ref": f"#/$defs/{kind.record.__name__}"}, {"type": "null"}], "default": None}
+            content["$defs"][row]["properties"].setdefault(kind.key, either)
     content["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     content["title"] = "A result file of kb-submissions: one task on one GPU"
     content["properties"]["schema"] = {"const": SCHEMA, "description": "Refused by readers of another number."}

@@ -17,8 +17,8 @@ from kbsub.eval.bench.compare import PairedComparison, Verdict, compare, unpaire
 from kbsub.eval.bench.methods.register import compared_keys, methods, upstream_names
 from kbsub.eval.bench.timing import GRAPH_REPLAY
 from kbsub.eval.process.isolated import Status
-from kbsub.eval.results.model import Candidate, Result
-from kbsub.eval.results.timing import OFFICIAL, Baseline, BenchRun, BenchRuns, Floors, Timing, timings_by_shape
+from kbsub.eval.results.model import Baseline, Candidate, Result
+from kbsub.eval.results.timing import OFFICIAL, BenchRun, BenchRuns, Floors, Timing, timings_by_shape
 
 NOTHING = "-"
 OTHER_RUN = "not measured in the same run"

@@ -14,7 +14,7 @@ from rich.table import Table
 from kbsub.adapters.evaluator import TIMING_METHOD
 from kbsub.eval.process.isolated import Status
 from kbsub.eval.run.runner import Plan, Row
-from kbsub.eval.verdicts.register import STAGES
+from kbsub.eval.verdicts.register import KINDS, OFFICIAL
 
 _COLOURS = {Status.OK: "green", Status.NOT_RUN: "yellow"}
 
@@ -60,14 +60,15 @@ def print_wide(console: Console, table: Table) -> None:
 
 def added_table(rows: Sequence[Row]) -> Table | None:
     """This project's own stages, a column each; None when none was asked for."""
-    names = [name for name in STAGES if name != "official" and any(name in row.outcomes for row in rows)]
+    names = [name for name in KINDS if name != OFFICIAL and any(name in row.outcomes for row in rows)]
     if not names:
         return None
     title = "Beyond the official check (never part of it)"
     table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("candidate", no_wrap=True)
     for name in names:
-        table.add_column(f"{name}, equal_nan=True" if name == "stress" else name)
+        note = KINDS[name].note
+        table.add_column(f"{name}, {note}" if note else name)
     for row in rows:
         table.add_row(escape(row.file.stem), *(_stage_cell(row, name) for name in names))
     return table
@@ -143,7 +144,8 @@ def _stage_cell(row: Row, name: str) -> str:
     if outcome.status is not Status.OK:
         colour = _COLOURS.get(outcome.status, "red")
         return f"[{colour}]{outcome.status}[/{colour}]"
-    return escape(STAGES[name].brief(outcome.value or {}))
+    kind = KINDS[name]
+    return escape(kind.brief(kind.record.model_validate(outcome.value or {})))
 
 
 def _word(value: bool | None) -> str:

@@ -16,8 +16,8 @@ from kbsub.eval.bench.compare import PairedComparison, Verdict
 from kbsub.eval.bench.methods.register import cold_words
 from kbsub.eval.report.tables import NOTHING, Table, is_floor, paired, programs, shape_words, title_of
 from kbsub.eval.report.verdict_tables import cold_method, cold_ms, environment_words, error, gb_s
-from kbsub.eval.results.model import Candidate, Result, ResultError
-from kbsub.eval.results.timing import Baseline, ShapeRow
+from kbsub.eval.results.model import Baseline, Candidate, Result, ResultError
+from kbsub.eval.results.timing import ShapeRow
 
 COPY = "copy"
 BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}  # an element

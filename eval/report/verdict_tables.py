@@ -13,57 +13,41 @@ from typing import Any
 from kbsub.adapters.evaluator import TIMING_METHOD
 from kbsub.eval.bench.methods.register import cold_words
 from kbsub.eval.report.tables import NOTHING, Table, ms, percent, programs, title_of, typical_ms
-from kbsub.eval.results.model import Candidate, Result, Stress
+from kbsub.eval.results.model import Candidate, Result, ResultRow
 from kbsub.eval.results.timing import Timing
+from kbsub.eval.verdicts.identity.registration import BitIdentity, equal
+from kbsub.eval.verdicts.oracle.registration import Oracle, OracleCase
+from kbsub.eval.verdicts.register import KINDS
 
 HEADLINE_BASELINES = ("eager", "compile_default")
-UNIFORM_WORDS = "equal_nan=True"
-
-
-def official_ms(row: Candidate) -> float | None:
-    """Upstream's own mean (ms) of a row that passed; None otherwise."""
-    runtime = (row.official.model_extra or {}).get("runtime") if row.official is not None else None
-    passed = row.official is not None and row.official.correctness
-    return float(runtime) if passed and runtime is not None and runtime > 0 else None
-
-
-def reference_ms(row: Candidate) -> float | None:
-    """Upstream's mean (ms) of eager, timed by it right after this candidate."""
-    runtime = (row.official.model_extra or {}).get("ref_runtime") if row.official is not None else None
-    return float(runtime) if runtime is not None and runtime > 0 else None
+UNIFORM_WORDS = KINDS["stress"].note
 
 
 def best(result: Result, contract: str | None = None, *, accurate: bool = False, precision: str = "fp32") -> str | None:
     """The fastest officially correct candidate of a contract, by upstream's own mean; accurate: the oracle's."""
     times = {}
     for name, row in programs(result, precision).items():
-        if isinstance(row, Candidate) and (value := official_ms(row)) is not None:
-            declared_accurate = bool((row.model_extra or {}).get("accurate"))
-            if (accurate and declared_accurate) or (not accurate and row.contract == contract):
-                times[name] = value
+        if isinstance(row, Candidate) and row.official is not None and row.official.ms is not None:
+            if (accurate and row.accurate) or (not accurate and row.contract == contract):
+                times[name] = row.official.ms
     return min(times, key=lambda name: times[name]) if times else None
 
 
-def worst_case(row: Any, side: str = "candidate_max_abs") -> tuple[float, str] | None:
-    """The largest max abs error of a row over the oracle's cases, and the case; None where none was measured.
-
-    NaN (no number where the formula has one) is worse than any number.
-    """
-    found = [(float(case[side]), name) for name, case in oracle_of(row).items() if case.get(side) is not None]
-    if not found:
-        return None
-    return max(found, key=lambda pair: math.inf if math.isnan(pair[0]) else pair[0])
+def worst_case(row: ResultRow, side: str = "candidate_max_abs") -> tuple[float, str] | None:
+    """The largest max abs error of a row over the oracle's cases, and the case; None where none was measured."""
+    found = row.verdict(Oracle)
+    return None if found is None else found.worst(side)
 
 
-def worst_error(row: Any, side: str = "candidate_max_abs") -> float | None:
+def worst_error(row: ResultRow, side: str = "candidate_max_abs") -> float | None:
     worst = worst_case(row, side)
     return None if worst is None else worst[0]
 
 
-def oracle_of(row: Any) -> dict[str, Mapping[str, Any]]:
-    """The oracle's cases of a candidate, or of a baseline (measure/error_table.py). Errors may read "NaN"."""
-    cases = getattr(row, "oracle", None) or (getattr(row, "model_extra", None) or {}).get("oracle") or {}
-    return {name: case for name, case in cases.items() if isinstance(case, Mapping) and "candidate_max_abs" in case}
+def oracle_of(row: ResultRow) -> dict[str, OracleCase]:
+    """The oracle's cases of a candidate, or of a baseline (measure/error_table.py)."""
+    found = row.verdict(Oracle)
+    return {} if found is None else found.cases
 
 
 def error(value: float | None) -> str:
@@ -74,10 +58,9 @@ def worst_words(worst: tuple[float, str] | None) -> str:
     return NOTHING if worst is None else f"{error(worst[0])} ({worst[1]})"
 
 
-def identity_words(row: Candidate) -> str:
-    if row.bit_identity is None:
-        return NOTHING
-    return f"{row.bit_identity.identical}/{row.bit_identity.total}"
+def identity_words(row: ResultRow) -> str:
+    found = row.verdict(BitIdentity)
+    return NOTHING if found is None else equal(found)
 
 
 def headline_table(result: Result) -> Table:
@@ -90,8 +73,9 @@ def headline_table(result: Result) -> Table:
     for name in dict.fromkeys(name for name in chosen if name):
         row = rows[name]
         assert isinstance(row, Candidate)
-        mine, eager = official_ms(row), reference_ms(row)
-        speedup = f"{eager / mine:.1f}x" if mine and eager else NOTHING
+        said = row.official
+        assert said is not None, "best() chose it by its official time"
+        mine, speedup = said.ms, f"{said.speedup:.1f}x" if said.speedup else NOTHING
         contract = "accurate" if name == chosen[1] else row.contract or "undeclared"
         cells = [title_of(name), contract, ms(mine), speedup, identity_words(row), worst_words(worst_case(row))]
         table.rows.append(cells)
@@ -134,14 +118,15 @@ def official_table(result: Result, precision: str = "fp32") -> Table:
     for name, row in programs(result, precision).items():
         if not isinstance(row, Candidate):
             continue
-        if row.official is None:
+        said = row.official
+        if said is None:
             reason = f"{row.status}: {row.reason or 'no reason given'}"
             table.rows.append([title_of(name), row.contract or "undeclared", *[NOTHING] * 7, reason])
             continue
-        mine, eager = official_ms(row), reference_ms(row)
-        flags = "excessive_speedup" if row.official.metadata.get("excessive_speedup") else NOTHING
-        words = [str(row.official.compiled), str(row.official.correctness), row.official.trials or NOTHING]
-        speedup = f"{eager / mine:.2f}x" if mine and eager else NOTHING
+        mine, eager = said.ms, said.reference_ms
+        flags = "excessive_speedup" if said.metadata.get("excessive_speedup") else NOTHING
+        words = [str(said.compiled), str(said.correctness), said.trials or NOTHING]
+        speedup = f"{said.speedup:.2f}x" if said.speedup else NOTHING
         floor = result.floors.memory_ms if precision == "fp32" else None
         cells = [title_of(name), row.contract or "undeclared", *words, ms(mine), ms(eager), speedup]
         table.rows.append([*cells, percent(floor, mine), flags])
@@ -156,32 +141,20 @@ def official_table(result: Result, precision: str = "fp32") -> Table:
 
 
 def checks_table(result: Result, precision: str = "fp32") -> Table:
-    """What this project adds, a column each: bit identity, stress, oracle, guards."""
-    headers = [
-        "candidate",
-        "contract",
-        "bit-equal",
-        "stress passed",
-        "nearer",
-        "apart",
-        "failed",
-        "refused",
-        "skipped",
-        "nearer than eager",
-        "guards",
-    ]
+    """What this project adds, each kind of verdict with the columns that it registers."""
+    kinds = [kind for kind in KINDS.values() if kind.columns]
+    headers = ["candidate", "contract", *(column.heading for kind in kinds for column in kind.columns)]
     table = Table(f"beyond the official check, {precision}", headers)
     for name, row in programs(result, precision).items():
-        if not isinstance(row, Candidate) or not (row.bit_identity or row.stress or row.oracle or row.guards):
+        found = [row.verdict(kind.record) for kind in kinds]
+        if not isinstance(row, Candidate) or not any(found):
             continue
-        stress = row.stress
-        counts = stress_counts(stress)
-        cases = [case for case in (row.oracle or {}).values() if isinstance(case, Mapping) and "nearer" in case]
-        nearer = f"{sum(case['nearer'] == 'candidate' for case in cases)}/{len(cases)}" if cases else NOTHING
-        guards = (
-            NOTHING if row.guards is None else "clean" if row.guards.clean else f"{len(row.guards.findings)} findings"
-        )
-        table.rows.append([title_of(name), row.contract or "undeclared", identity_words(row), *counts, nearer, guards])
+        cells = [
+            NOTHING if record is None else column.cell(record)
+            for kind, record in zip(kinds, found, strict=True)
+            for column in kind.columns
+        ]
+        table.rows.append([title_of(name), row.contract or "undeclared", *cells])
     if table.rows:
         table.notes = [
             f"{environment_words(result)}. Stress: {UNIFORM_WORDS}; never part of the official verdict. Nearer: away "
@@ -189,15 +162,6 @@ def checks_table(result: Result, precision: str = "fp32") -> Table:
             "ValueError; skipped: not of this precision."
         ]
     return table
-
-
-def stress_counts(stress: Stress | None) -> list[str]:
-    """Cases by how they ended, in the order of the checks table's columns; an older result may lack a kind."""
-    if stress is None:
-        return [NOTHING] * 6
-    more = stress.model_extra or {}
-    counts = (stress.passed, more.get("nearer_than_reference"), more.get("apart"))
-    return [NOTHING if n is None else str(n) for n in (*counts, stress.failed, stress.refused, stress.skipped)]
 
 
 def oracle_table(result: Result, candidates: Sequence[str] = (), precision: str = "fp32") -> Table:
@@ -214,9 +178,9 @@ def oracle_table(result: Result, candidates: Sequence[str] = (), precision: str 
         cases.update(dict.fromkeys(found))
     for case in cases:
         entries = [found.get(case) for found in tables.values()]
-        reference = next((entry["reference_max_abs"] for entry in entries if entry), None)
-        reference = native[case]["candidate_max_abs"] if case in native else reference
-        cells = [_error_cell(entry["candidate_max_abs"] if entry else None) for entry in entries]
+        reference = next((entry.reference_max_abs for entry in entries if entry), None)
+        reference = native[case].candidate_max_abs if case in native else reference
+        cells = [_error_cell(entry.candidate_max_abs if entry else None) for entry in entries]
         table.rows.append([case, _error_cell(reference), *cells])
     if table.rows:
         table.notes = [

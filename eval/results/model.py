@@ -12,15 +12,16 @@ import math
 import tempfile
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 from filelock import FileLock
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, model_validator
+from typing_extensions import Self
 
 from kbsub.eval.process.isolated import Status
 from kbsub.eval.results.files import write_text_atomic
-from kbsub.eval.results.loose import Environment, Loose
-from kbsub.eval.results.timing import Baseline, BenchOutcome, BenchRuns, Floors, ShapeRow, Timing
+from kbsub.eval.results.record import Environment, Record
+from kbsub.eval.results.timing import BenchOutcome, BenchRuns, Floors, ShapeRow, Timing
 
 SCHEMA = 1
 # What may differ between two runs in the same environment.
@@ -31,7 +32,7 @@ class ResultError(Exception):
     """A result file cannot be read or joined; the message names it and says what to do."""
 
 
-class TaskFacts(Loose):
+class TaskFacts(Record):
     """provenance: "kernelbench@<pin>", "embedded" or "local"."""
 
     level: int
@@ -45,36 +46,83 @@ class TaskFacts(Loose):
         return f"level{self.level}_{self.problem_id}" if self.level else None
 
 
-class Official(Loose):
-    """Upstream's words, unchanged; null where its function returned no object."""
+class Official(Record):
+    """Upstream's words; null where its function returned no object. Times in ms, rounded by upstream to 3 digits."""
+
+    KEY: ClassVar[str] = "official"
 
     compiled: bool | None
     correctness: bool | None
     trials: str | None
     metadata: dict[str, Any]
+    runtime: float | None = None
+    runtime_stats: dict[str, Any] | None = None
+    ref_runtime: float | None = None
+    ref_runtime_stats: dict[str, Any] | None = None
+
+    @property
+    def passed(self) -> bool:
+        return bool(self.compiled and self.correctness)
+
+    @property
+    def ms(self) -> float | None:
+        """Upstream's own mean (ms) where it called the candidate correct and timed it."""
+        return self.runtime if self.correctness and self.runtime is not None and self.runtime > 0 else None
+
+    @property
+    def reference_ms(self) -> float | None:
+        """Upstream's mean (ms) of eager, timed by it right after this candidate."""
+        return self.ref_runtime if self.ref_runtime is not None and self.ref_runtime > 0 else None
+
+    @property
+    def speedup(self) -> float | None:
+        return self.reference_ms / self.ms if self.reference_ms and self.ms else None
 
 
-class BitIdentity(Loose):
-    identical: int
-    total: int
-    cases: Any
+class StageEnd(Record):
+    """How a judge's process ended for one row. `log`: the child's own words, where a person will want them."""
+
+    status: Status
+    message: str | None = None
+    seconds: float = 0.0
+    log: str | None = None
 
 
-class Stress(Loose):
-    passed: int
-    failed: int
-    refused: int
-    skipped: int
-    cases: Any
+VERDICT_RECORDS: dict[str, type[Record]] = {}  # key of a row -> its record; the register of verdicts fills it
+V = TypeVar("V", bound=Record)
 
 
-class Guards(Loose):
-    clean: bool
-    findings: list[Any]
+class ResultRow(Record):
+    """A row that verdicts may stand in, each under its own key."""
+
+    def verdict(self, record: type[V]) -> V | None:
+        """The verdict of one kind; None where it was not asked for, or gave nothing."""
+        found = getattr(self, record.KEY, None)
+        return found if found is None or isinstance(found, record) else record.model_validate(found)
+
+    @model_validator(mode="after")
+    def _verdicts_are_records(self) -> Self:
+        for key, found in (self.model_extra or {}).items():
+            if key in VERDICT_RECORDS and found is not None:
+                VERDICT_RECORDS[key].model_validate(found)
+        return self
 
 
-class Candidate(Loose):
-    """One row. `status` is upstream's verdict in one word (or why there is none); nothing else may change it."""
+class Baseline(ResultRow):
+    """What PyTorch itself offers. `earlier`: run -> shape key -> method, older timings that candidates ran beside."""
+
+    timing: dict[str, Timing] = Field(default_factory=dict)
+    shapes: dict[str, ShapeRow] | None = None
+    bench: BenchOutcome | None = None
+    earlier: dict[str, dict[str, dict[str, Timing]]] | None = None
+
+
+class Candidate(ResultRow):
+    """One row. `status` is upstream's verdict in one word (or why there is none); nothing else may change it.
+
+    stages: how each judge ended. reference, floors: eager's time and the memory floor of the official run. accurate:
+    declared nearest to float64. environment: where the row was made, when that is not the file's.
+    """
 
     sha256: str
     contract: str | None
@@ -82,16 +130,19 @@ class Candidate(Loose):
     status: Status
     reason: str | None = None
     official: Official | None = None
-    bit_identity: BitIdentity | None = None
-    stress: Stress | None = None
-    oracle: dict[str, Any] | None = None
-    guards: Guards | None = None
+    accurate: bool | None = None
+    stages: dict[str, StageEnd] | None = None
+    declaration_error: str | None = None
+    cpu_check: dict[str, Any] | None = None
+    reference: dict[str, Timing] | None = None
+    floors: Floors | None = None
     timing: dict[str, Timing] | None = None
     shapes: dict[str, ShapeRow] | None = None
     bench: BenchOutcome | None = None
+    environment: Environment | None = None
 
 
-class Result(Loose):
+class Result(Record):
     """The whole file. Keys of `candidates`: the file stem for fp32, else `<stem>@fp16` or `<stem>@bf16`."""
 
     schema_: int = Field(default=SCHEMA, alias="schema")
@@ -174,13 +225,11 @@ def merge(old: Result, new: Result, path: Path | str = "the result file") -> Res
     rows: dict[str, Candidate] = {}
     for key, row in old.candidates.items():
         kept = row.model_copy(deep=True)
-        if before != now and "environment" not in (kept.model_extra or {}):
-            kept.__pydantic_extra__ = {**(kept.model_extra or {}), "environment": _dump(old.environment)}
+        if before != now and kept.environment is None:
+            kept.environment = old.environment.model_copy(deep=True)
         rows[key] = kept
     for key, row in new.candidates.items():
-        same_file = (
-            key in rows and rows[key].sha256 == row.sha256 and "environment" not in (rows[key].model_extra or {})
-        )
+        same_file = key in rows and rows[key].sha256 == row.sha256 and rows[key].environment is None
         rows[key] = _join(rows[key], row) if same_file else row
     merged.candidates = dict(sorted(rows.items()))
     merged.bench = merged.bench or old.bench

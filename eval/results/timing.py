@@ -7,17 +7,17 @@ samples of one run are paired. Must not know how anything was measured, and impo
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 from pydantic import Field
 
 from kbsub.eval.process.isolated import Status
-from kbsub.eval.results.loose import Environment, Loose
+from kbsub.eval.results.record import Environment, Record
 
 OFFICIAL = "official"  # the key of the task's own shape, where shapes have keys
 
 
-class Floors(Loose):
+class Floors(Record):
     """What the hardware needs for the bytes or the order alone, measured in one run; absent where it does not apply."""
 
     memory_ms: float | None = None  # every byte once at copy_gb_s
@@ -28,7 +28,7 @@ class Floors(Loose):
     memory_two_reads_ms: float | None = None
 
 
-class Timing(Loose):
+class Timing(Record):
     """One program by one timing method: mean_ms ... of upstream's methods, median_ms ... of replays."""
 
     mean_ms: float | None = None
@@ -57,14 +57,14 @@ class Timing(Loose):
         return list(self.pass_medians_ms or self.samples_ms or [])
 
 
-class Verified(Loose):
+class Verified(Record):
     """The outputs that were looked at while a program was timed, and how many had the reference's very bits."""
 
     outputs: int
     bit_identical: int
 
 
-class BenchOutcome(Loose):
+class BenchOutcome(Record):
     """How timing a program ended; never merged into the status of its row."""
 
     status: Status
@@ -74,7 +74,7 @@ class BenchOutcome(Loose):
     notes: list[str] | None = None
 
 
-class EqualOutputs(Loose):
+class EqualOutputs(Record):
     """Bit-equal outputs at one shape; `by` says which command looked."""
 
     identical: int
@@ -82,7 +82,7 @@ class EqualOutputs(Loose):
     by: str | None = None
 
 
-class ShapeRow(Loose):
+class ShapeRow(Record):
     """One program at a shape beyond the official one."""
 
     status: Status | None = None
@@ -92,17 +92,7 @@ class ShapeRow(Loose):
     bench: BenchOutcome | None = None
 
 
-class Baseline(Loose):
-    """What PyTorch itself offers. `earlier`: run -> shape key -> method, older timings that candidates ran beside."""
-
-    timing: dict[str, Timing] = Field(default_factory=dict)
-    shapes: dict[str, ShapeRow] | None = None
-    bench: BenchOutcome | None = None
-    oracle: dict[str, Any] | None = None
-    earlier: dict[str, dict[str, dict[str, Timing]]] | None = None
-
-
-class RoundOrders(Loose):
+class RoundOrders(Record):
     """One method in one scene: the programs, the order (indices into names) of every round, and how long it took."""
 
     names: list[str]
@@ -110,7 +100,7 @@ class RoundOrders(Loose):
     seconds: float
 
 
-class MachineState(Loose):
+class MachineState(Record):
     """One reading of the GPU's state; null what the driver did not answer, `reason` where nothing could be read."""
 
     available: bool
@@ -124,7 +114,7 @@ class MachineState(Loose):
     other_processes: int | None = None
 
 
-class Quality(Loose):
+class Quality(Record):
     """The machine before and after a scene, and what the two readings say against it."""
 
     before: MachineState
@@ -132,7 +122,7 @@ class Quality(Loose):
     flags: list[str] = Field(default_factory=list)
 
 
-class SceneRecord(Loose):
+class SceneRecord(Record):
     """One shape at one precision of a run; `series`: timing method -> orders."""
 
     bytes: int
@@ -143,7 +133,7 @@ class SceneRecord(Loose):
     memory_floor_ms: float | None = None
 
 
-class ProtocolRecord(Loose):
+class ProtocolRecord(Record):
     """The numbers a run was made with (kbsub.eval.bench.timing.TimingProtocol says what they mean)."""
 
     rounds: int
@@ -157,7 +147,7 @@ class ProtocolRecord(Loose):
     input_sets: int
 
 
-class BenchRun(Loose):
+class BenchRun(Record):
     """One run of `kbsub bench`. Keys of `scenes` and `skipped`: "<shape key>@<precision>"."""
 
     protocol: ProtocolRecord
@@ -169,7 +159,7 @@ class BenchRun(Loose):
     notes: list[str] = Field(default_factory=list)
 
 
-class BenchRuns(Loose):
+class BenchRuns(Record):
     """The runs that some timing of the file refers to, by when they started."""
 
     runs: dict[str, BenchRun] = Field(default_factory=dict)

@@ -7,30 +7,17 @@ is declared to fail breaks its declaration, and that fails the gate.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
-from fnmatch import fnmatchcase
 from typing import Any
 
+from pydantic import ValidationError
+
 from kbsub.eval.process.isolated import Status
-from kbsub.eval.suite.records import declared_stress, unexpected
+from kbsub.eval.verdicts.kind import Answer, Asked
+from kbsub.eval.verdicts.register import KINDS
 
-CHECKS = ("official", "identity", "stress", "oracle", "guards")
 EXIT_PASS, EXIT_FAIL, EXIT_USAGE, EXIT_UNCERTIFIED = 0, 1, 2, 3
-_LISTED = 3  # problems spelled out in an answer; the JSON of `kbsub eval` has them all
-
-
-class Answer(str, Enum):
-    """One check of one candidate."""
-
-    PASS = "pass"
-    FAIL = "fail"
-    UNCERTIFIED = "cannot be certified here"
-    NOT_REQUIRED = "not required"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True)
@@ -44,7 +31,6 @@ class Check:
 
 
 Fields = Mapping[str, Any]
-Judge = Callable[[Fields, Mapping[str, Any]], tuple[Answer, str]]
 
 
 def answers(
@@ -57,7 +43,7 @@ def answers(
     on the CPU; it then ran other library kernels than the ones its declaration speaks of.
     """
     found = []
-    for name in CHECKS:
+    for name in KINDS:
         if name not in required:
             found.append(Check(name, Answer.NOT_REQUIRED, "not required of this run"))
             continue
@@ -66,7 +52,7 @@ def answers(
             found.append(Check(name, Answer.UNCERTIFIED, "was not run"))
             continue
         answer, words = _answer(name, fields, declaration, stage)
-        numbers = name in ("stress", "oracle") and stage["status"] == Status.OK.value
+        numbers = KINDS[name].speaks_of_cuda and stage["status"] == Status.OK.value
         if answer is Answer.FAIL and numbers and library_on_cpu and declaration:
             answer = Answer.UNCERTIFIED
             words = f"the declaration speaks of the library's CUDA kernels, the CPU's gave: {words}"
@@ -83,137 +69,15 @@ def exit_code(checks: Sequence[Check]) -> int:
 
 
 def _answer(name: str, fields: Fields, declaration: Mapping[str, Any], stage: Mapping[str, Any]) -> tuple[Answer, str]:
-    status = Status(stage["status"])
-    if name == "official":
-        return _official(fields, declaration, stage)
-    if status is Status.NOT_RUN:
-        return Answer.UNCERTIFIED, stage.get("message") or "not run"
-    if status is not Status.OK:
-        return Answer.FAIL, f"{status}: {stage.get('message') or 'no message'}"
-    return _JUDGES[name](fields, declaration)
-
-
-def _expect(declaration: Mapping[str, Any]) -> Mapping[str, Any]:
-    return declaration.get("expect") or {}
-
-
-def _official(fields: Fields, declaration: Mapping[str, Any], stage: Mapping[str, Any]) -> tuple[Answer, str]:
-    """Upstream's words alone; a local check on a CPU can fail a candidate but never certify one."""
-    said, status = fields.get("official"), Status(stage["status"])
-    if said is None or said.get("correctness") is None:
-        if status in (Status.OK, Status.NOT_RUN):
-            reason = fields.get("reason") or stage.get("message") or "upstream's evaluator was not run"
-            return Answer.UNCERTIFIED, f"nothing official: {reason}"
-        return Answer.FAIL, f"{status}: {stage.get('message') or 'no message'}"
-    passed = bool(said.get("compiled") and said.get("correctness") and status is Status.OK)
-    words = f"compiled {said.get('compiled')}, correct {said.get('correctness')}, trials {said.get('trials')}"
-    if not said.get("correctness") or status is not Status.OK:
-        words += f"; {status}: {stage.get('message')}"
-    if _expect(declaration).get("official") == "fail":
-        if passed:
-            return Answer.FAIL, f"declared to fail the official check, and passes it: {words}"
-        return Answer.PASS, f"fails as declared: {words}"
-    return (Answer.PASS if passed else Answer.FAIL), words
-
-
-def _identity(fields: Fields, declaration: Mapping[str, Any]) -> tuple[Answer, str]:
-    found = fields.get("bit_identity") or {}
-    identical, total, reference = found.get("identical", 0), found.get("total", 0), str(found.get("reference", ""))
-    words = f"{identical}/{total} cases bit-equal to {reference or 'native'}"
-    if total == 0:
-        return Answer.UNCERTIFIED, "no case was run"
-    expected = _expect(declaration).get("identity", "skip" if declaration else "pass")
-    model_of_order = reference.startswith("model of native's order")
-    if not reference.startswith("native on cuda") and not (model_of_order and expected == "pass"):
-        return Answer.UNCERTIFIED, f"bit identity is promised against native on CUDA; here: {words}"
-    if problems := found.get("contradictions") or []:
-        return Answer.FAIL, f"{_list(problems)} ({words})"
-    if expected == "fail":
-        if identical == total:
-            return Answer.FAIL, f"declared to differ somewhere, but {words}"
-        return Answer.PASS, f"differs as declared: {words}"
-    if expected == "skip":
-        return Answer.PASS, f"nothing is claimed: {words}"
-    return (Answer.PASS if identical == total else Answer.FAIL), words
-
-
-def _stress(fields: Fields, declaration: Mapping[str, Any]) -> tuple[Answer, str]:
-    found = fields.get("stress") or {}
-    rows = list(found.get("cases") or [])
-    ran = [row for row in rows if row["class"] != "skipped"]
-    words = ", ".join(f"{found[key]} {key}" for key in ("passed", "failed", "refused", "skipped") if found.get(key))
-    words += " (equal_nan=True)"
-    if not ran:
-        return Answer.UNCERTIFIED, "no case could be run here"
-    declared, elsewhere = _runnable(declared_stress(declaration, str(fields.get("precision", "fp32"))), rows, ran)
-    if elsewhere:
-        words += f"; cases of {', '.join(elsewhere)} cannot be run here"
-    if declaration.get("contract") == "control" and not declared:
-        disagreeing = [row["name"] for row in ran if row["class"] in ("fail", "nearer_than_reference")]
-        if not disagreeing and elsewhere:
-            return Answer.UNCERTIFIED, words
-        if not disagreeing:
-            return Answer.FAIL, f"declared a control, but fails no case: {words}"
-        return Answer.PASS, f"fails as a control does ({disagreeing[0]} first): {words}"
-    problems = unexpected(ran, declared, accurate=bool(declaration.get("accurate")))
-    return (Answer.FAIL, f"{_list(problems)} ({words})") if problems else (Answer.PASS, words)
-
-
-def _runnable(
-    declared: Mapping[str, Sequence[str]], rows: Sequence[Mapping[str, Any]], ran: Sequence[Mapping[str, Any]]
-) -> tuple[dict[str, list[str]], list[str]]:
-    """The declared patterns, and apart from them those whose every case was skipped on this machine."""
-    here: dict[str, list[str]] = {}
-    elsewhere = []
-    for way, patterns in declared.items():
-        for pattern in patterns:
-            known = any(fnmatchcase(row["name"], pattern) for row in rows)
-            if known and not any(fnmatchcase(row["name"], pattern) for row in ran):
-                elsewhere.append(pattern)
-            else:
-                here.setdefault(way, []).append(pattern)
-    return here, elsewhere
-
-
-def _oracle(fields: Fields, declaration: Mapping[str, Any]) -> tuple[Answer, str]:
-    """Accurate candidates within the bound everywhere; others no farther than the tolerance where native is within."""
-    cases = {name: case for name, case in (fields.get("oracle") or {}).items() if isinstance(case, Mapping)}
-    if not cases:
-        return Answer.UNCERTIFIED, "no case has a float64 answer here"
-    accurate, control = bool(declaration.get("accurate")), declaration.get("contract") == "control"
-    problems = []
-    for name, case in cases.items():
-        if case.get("rstd_overflows_fp32"):
-            continue  # the float64 answer is beyond float32 there; listed apart
-        if accurate and (not case["candidate_allclose"] or float(case.get("candidate_bound_ratio", 0)) > 1):
-            problems.append(
-                f"{name}: max abs error {case['candidate_max_abs']}, {case.get('candidate_bound_ratio')} of the bound"
-            )
-        elif not accurate and case["reference_allclose"] and not case["candidate_allclose"]:
-            problems.append(f"{name}: max abs error {case['candidate_max_abs']}, native's {case['reference_max_abs']}")
-    nearer = sum(case.get("nearer") in ("candidate", "equal") for case in cases.values())
-    words = f"as near to the float64 answer as native or nearer in {nearer}/{len(cases)}"
-    if problems and control:
-        return Answer.PASS, f"a control, beyond the tolerance in {len(problems)} cases: {words}"
-    return (Answer.FAIL, f"{_list(problems)} ({words})") if problems else (Answer.PASS, words)
-
-
-def _guards(fields: Fields, declaration: Mapping[str, Any]) -> tuple[Answer, str]:
-    found = fields.get("guards") or {}
-    if findings := found.get("findings") or []:
-        return Answer.FAIL, _list([f"{finding['guard']}: {finding['message']}" for finding in findings])
-    checked, unasked = len(found.get("checked") or []), found.get("not_checked") or []
-    if not found.get("clean") or not checked:
-        return Answer.UNCERTIFIED, "no guard could ask its question"
-    words = f"{checked} guards clean"
-    if unasked:
-        words += "; not asked: " + ", ".join(f"{entry['guard']} ({entry['reason']})" for entry in unasked)
-    return Answer.PASS, words
-
-
-_JUDGES: dict[str, Judge] = {"identity": _identity, "stress": _stress, "oracle": _oracle, "guards": _guards}
-
-
-def _list(problems: Sequence[str]) -> str:
-    more = f"; and {len(problems) - _LISTED} more" if len(problems) > _LISTED else ""
-    return "; ".join(problems[:_LISTED]) + more
+    kind, status = KINDS[name], Status(stage["status"])
+    if not kind.own_ending:
+        if status is Status.NOT_RUN:
+            return Answer.UNCERTIFIED, stage.get("message") or "not run"
+        if status is not Status.OK:
+            return Answer.FAIL, f"{status}: {stage.get('message') or 'no message'}"
+    found = fields.get(kind.key)
+    try:
+        record = None if found is None else kind.record.model_validate(found)
+    except ValidationError as error:
+        return Answer.FAIL, f"the {name} verdict is no record of its kind: {error.errors()[0]['loc']}"
+    return kind.answer(record, Asked(fields, stage, declaration))

@@ -21,8 +21,8 @@ from kbsub.adapters import environment
 from kbsub.adapters.candidate import cuda_source_of
 from kbsub.adapters.task import Task
 from kbsub.eval.process.isolated import MEMORY_LIMIT_VARIABLE, Outcome, Status, run_isolated
-from kbsub.eval.results.loose import Environment
 from kbsub.eval.results.model import (
+    Baseline,
     Candidate,
     Result,
     ResultError,
@@ -32,10 +32,12 @@ from kbsub.eval.results.model import (
     row_key,
     update_result,
 )
-from kbsub.eval.results.timing import Baseline, Floors, Timing
+from kbsub.eval.results.record import Environment
+from kbsub.eval.results.timing import Floors, Timing
 from kbsub.eval.run.machine_facts import display_path, memory_limit_bytes
-from kbsub.eval.run.shared import SHARED, SharedStages
-from kbsub.eval.verdicts.register import ENDS_THE_ROW, HONEST, STAGES, Stage
+from kbsub.eval.run.shared import SharedStages
+from kbsub.eval.verdicts.kind import VerdictKind
+from kbsub.eval.verdicts.register import ENDS_THE_ROW, HONEST, KINDS, OFFICIAL
 
 ENVIRONMENT_TARGET = "kbsub.adapters.environment:judge"
 
@@ -108,8 +110,8 @@ def run(plan: Plan, out: Path, report: Report, finished: Callable[[Row], None]) 
     for file in plan.candidates:
         row = Row(file, row_key(file.stem, plan.precision), {})
         for name in plan.stages:
-            outcome = run_stage(plan, row, STAGES[name], functools.partial(report, row, name), shared)
-            _record(row, STAGES[name], outcome)
+            outcome = run_stage(plan, row, KINDS[name], functools.partial(report, row, name), shared)
+            _record(row, KINDS[name], outcome)
             known = row.environment or known
             if known is None:
                 found = run_isolated(ENVIRONMENT_TARGET, {"device": plan.device}, timeout_s=120)
@@ -147,7 +149,7 @@ def check_joinable(plan: Plan, out: Path) -> None:
 def run_stage(
     plan: Plan,
     row: Row,
-    stage: Stage,
+    stage: VerdictKind,
     on_progress: Callable[[dict[str, Any]], None],
     shared: SharedStages | None = None,
 ) -> Outcome:
@@ -166,10 +168,10 @@ def run_stage(
         status = Status.COMPILE_ERROR if row.unreadable else Status.NOT_RUN
         return Outcome(status, None, row.unreadable or reason or "", "", 0.0)
     payload = _payload(plan, row.file, row.source, declaration)
-    if shared is not None and stage.name in SHARED:
+    if shared is not None and stage.shared:
         return shared.outcome(stage.name, payload, on_progress)
     variables = _child_variables(plan)
-    return run_isolated(stage.target, payload, timeout_s=plan.timeout_s, on_progress=on_progress, env=variables)
+    return run_isolated(stage.judge, payload, timeout_s=plan.timeout_s, on_progress=on_progress, env=variables)
 
 
 def _payload(plan: Plan, file: Path, source: str, declaration: Mapping[str, Any]) -> dict[str, Any]:
@@ -202,11 +204,12 @@ def _child_variables(plan: Plan) -> dict[str, str]:
 def _declared_payloads(plan: Plan) -> list[dict[str, Any]]:
     """The stage payloads of the plan's declared candidates that may run here."""
     payloads = []
+    shared = next(kind for kind in KINDS.values() if kind.shared)
     for file in plan.candidates:
         source, problem = read_source(file)
         declaration, _ = declaration_for(file)
         if declaration and not problem:
-            if _reason_not_to_run(plan, Row(file, "", {}), STAGES[SHARED[0]], source, declaration) is None:
+            if _reason_not_to_run(plan, Row(file, "", {}), shared, source, declaration) is None:
                 payloads.append(_payload(plan, file, source, declaration))
     return payloads
 
@@ -238,8 +241,10 @@ def declaration_for(file: Path) -> tuple[dict[str, Any], str | None]:
     return (declaration.model_dump(mode="json") if declaration else {}), None
 
 
-def _reason_not_to_run(plan: Plan, row: Row, stage: Stage, source: str, declaration: Mapping[str, Any]) -> str | None:
-    official = row.outcomes.get("official")
+def _reason_not_to_run(
+    plan: Plan, row: Row, stage: VerdictKind, source: str, declaration: Mapping[str, Any]
+) -> str | None:
+    official = row.outcomes.get(OFFICIAL)
     if official is not None and official.status in ENDS_THE_ROW:
         return f"the official stage ended with {official.status}"
     declared = declaration.get("precision")
@@ -249,7 +254,7 @@ def _reason_not_to_run(plan: Plan, row: Row, stage: Stage, source: str, declarat
     if plan.device == "cpu" and needs and not plan.host_executor:
         way_out = "; --device cpu runs its kernels on the host" if needs == "CUDA_SOURCE" else ""
         return f"needs an NVIDIA GPU ({needs}){way_out}"
-    if importlib.util.find_spec(stage.target.partition(":")[0]) is None:
+    if importlib.util.find_spec(stage.judge.partition(":")[0]) is None:
         return f"this version of kbsub has no {stage.name} stage"
     return None
 
@@ -266,10 +271,10 @@ def _blank_row(digest: str, precision: str, declaration: Mapping[str, Any]) -> d
     }
 
 
-def _record(row: Row, stage: Stage, outcome: Outcome) -> None:
+def _record(row: Row, stage: VerdictKind, outcome: Outcome) -> None:
     """Put one outcome into the row. Only the official stage touches `status`, `reason` and `timing`."""
     found = dict(outcome.value or {})
-    if stage.name != "official" and found:
+    if stage.name != OFFICIAL and found:
         try:
             Candidate.model_validate({**row.fields, stage.key: found})
         except ValidationError as error:  # a judge's mistake costs this stage, not the run
@@ -284,7 +289,7 @@ def _record(row: Row, stage: Stage, outcome: Outcome) -> None:
         # The child's own words, where a person will want them.
         **({"log": outcome.log[-4000:]} if outcome.status not in HONEST else {}),
     }
-    if stage.name != "official":
+    if stage.name != OFFICIAL:
         if found:
             row.fields[stage.key] = found
         return

@@ -15,7 +15,6 @@ from typing import Any
 from kbsub.eval.process.isolated import Outcome, Status
 from kbsub.eval.suite.batch import Finished, run_batch
 
-SHARED = ("stress", "oracle")
 _OWN = ("stem", "candidate", "candidate_source", "declaration")  # of a stage payload: what is not common to the run
 
 

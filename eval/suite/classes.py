@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from kbsub.eval.operators.compare.oracle import Answer, ErrorOf, nearer
+from kbsub.eval.operators.compare.oracle import ErrorOf, Truth, nearer
 from kbsub.eval.operators.compare.predicate import Comparison, short_float
 from kbsub.eval.tasks.cases import APART, FAIL, NEARER, PASS, Case, Row
 
@@ -23,7 +23,7 @@ class Question:
     reference: torch.nn.Module
     inputs: list[Any]  # what the reference was given; contiguous
     expected: torch.Tensor
-    truth: Answer | None
+    truth: Truth | None
     no_truth: str
     reference_error: ErrorOf | None
     clean: tuple[list[Any], torch.Tensor] | None = None  # "special" inputs without their special value

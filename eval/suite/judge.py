@@ -18,7 +18,7 @@ import torch
 
 from kbsub.adapters.candidate import CandidateError
 from kbsub.adapters.task import Task, task_from_payload
-from kbsub.eval.operators.compare.oracle import Answer, OracleError, answer, error_of, layer_norm_of
+from kbsub.eval.operators.compare.oracle import OracleError, Truth, answer, error_of, layer_norm_of
 from kbsub.eval.operators.compare.predicate import PredicateError, compare, same_bits
 from kbsub.eval.process.isolated import JudgeFailure, Status, is_out_of_memory
 from kbsub.eval.suite import checks
@@ -224,7 +224,7 @@ def _ask(shop: Workshop, case: Case, options: Options) -> Question | str:
     return Question(case, reference, inputs, expected, truth, no_truth, error, clean)
 
 
-def _truth(shop: Workshop, case: Case, reference: torch.nn.Module, inputs: list[Any]) -> tuple[Answer | None, str]:
+def _truth(shop: Workshop, case: Case, reference: torch.nn.Module, inputs: list[Any]) -> tuple[Truth | None, str]:
     try:
         return answer(reference, inputs, formula=shop.formula(reference)), ""
     except OracleError as why:

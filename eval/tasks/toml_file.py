@@ -13,14 +13,14 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-Record = TypeVar("Record", bound=BaseModel)
+Model = TypeVar("Model", bound=BaseModel)
 
 
 class TaskFolderError(ValueError):
     """A file of a task folder that cannot be believed; the message names the file, the key and the rule."""
 
 
-def read_record(path: Path | None, record: type[Record]) -> Record:
+def read_record(path: Path | None, record: type[Model]) -> Model:
     """The record in `path`; the record's defaults where there is no such file. Raises TaskFolderError."""
     if path is None or not path.is_file():
         return record()

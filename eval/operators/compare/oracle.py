@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from kbsub.eval.operators.compare.predicate import OFFICIAL_TOLERANCE, json_floa
 
 CHUNK_ELEMENTS = 1 << 22
 
-# Issue 4's bound for a candidate that declares `accurate`: fp32 unit roundoff 2^-24, five of them for the roundings of
+# The bound for a candidate that declares `accurate`: fp32 unit roundoff 2^-24, five of them for the roundings of
 # mean, difference, rstd, product and sum, and one smallest subnormal for underflow.
 BOUND_RELATIVE = 5 * 2.0**-24
 BOUND_ABSOLUTE = 2.0**-149
@@ -36,7 +36,7 @@ class OracleError(ValueError):
 
 
 @dataclass(frozen=True)
-class Answer:
+class Truth:
     """The float64 answer of one case.
 
     y: float64, the output's shape. beta: float64, one row, flat (|gamma z| + |beta| needs it); None without a bias.
@@ -103,13 +103,6 @@ def nearer(reference: ErrorOf, candidate: ErrorOf) -> str:
     return "candidate" if candidate.rank < reference.rank else "reference"
 
 
-def judge(payload: Mapping[str, Any], progress: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    """Stage target: {case: errors of the reference and of one candidate} over the cases of the error table."""
-    from kbsub.eval.suite.judge import judge_oracle  # the suite runs the cases; it imports this module
-
-    return judge_oracle(payload, progress)
-
-
 # ---- the answer ----
 
 
@@ -119,7 +112,7 @@ def layer_norm(
     bias: torch.Tensor | None,
     eps: float,
     normalized_shape: Sequence[int],
-) -> Answer:
+) -> Truth:
     """y = (x - mean) / sqrt(var + eps) * gamma + beta in float64, var the biased variance of each row.
 
     x: (*, *normalized_shape), any float dtype; weight, bias: normalized_shape or None; eps >= 0. Its error is a few
@@ -150,7 +143,7 @@ def layer_norm(
                 z += beta[columns]
             y[block, columns] = z
     overflows = rstd_max > FLOAT32_MAX
-    return Answer(y.reshape(x.shape), beta, True, rows=rows, rstd_max=rstd_max, rstd_overflows=overflows)
+    return Truth(y.reshape(x.shape), beta, True, rows=rows, rstd_max=rstd_max, rstd_overflows=overflows)
 
 
 def _row_blocks(rows: int, width: int) -> Iterator[slice]:
@@ -219,7 +212,7 @@ def is_bare_layer_norm(model: torch.nn.Module) -> bool:
     return isinstance(got, torch.Tensor) and got.shape == truth.shape and bool(torch.allclose(truth, got, 1e-9, 1e-9))
 
 
-def answer(model: torch.nn.Module, inputs: Sequence[Any], *, formula: bool | None = None) -> Answer:
+def answer(model: torch.nn.Module, inputs: Sequence[Any], *, formula: bool | None = None) -> Truth:
     """The float64 answer of `model` on `inputs` (float tensors are widened, everything else is passed as it is).
 
     `formula`: whether the written-out LayerNorm applies, when the caller has asked `is_bare_layer_norm` already.
@@ -238,7 +231,7 @@ def answer(model: torch.nn.Module, inputs: Sequence[Any], *, formula: bool | Non
         raise OracleError(f"the task's Model does not run in float64: {type(error).__name__}: {error}") from error
     if not isinstance(y, torch.Tensor) or not y.is_floating_point():
         raise OracleError("the task's Model does not return one float tensor")
-    return Answer(y.double(), None, False)
+    return Truth(y.double(), None, False)
 
 
 def _is_float(value: object) -> bool:
@@ -248,7 +241,7 @@ def _is_float(value: object) -> bool:
 # ---- the error ----
 
 
-def error_of(answer_: Answer, output: torch.Tensor, *, tolerance: float | None = None) -> ErrorOf:
+def error_of(answer_: Truth, output: torch.Tensor, *, tolerance: float | None = None) -> ErrorOf:
     """How far `output` (any float dtype, the answer's shape) is from the float64 answer; chunked.
 
     `tolerance`: atol = rtol of the allclose against the rounded answer; default the official one of the dtype.
@@ -276,7 +269,7 @@ def error_of(answer_: Answer, output: torch.Tensor, *, tolerance: float | None =
     return ErrorOf(max_abs, max_ulp, specials, far == 0, bound if meaningful else math.nan, worst)
 
 
-def _magnitude(answer_: Answer, true: torch.Tensor, start: int) -> torch.Tensor | None:
+def _magnitude(answer_: Truth, true: torch.Tensor, start: int) -> torch.Tensor | None:
     """|gamma z| + |beta| of a chunk. gamma z is y - beta: what that rounds away in float64 is far below the bound."""
     if not answer_.normalised:
         return None

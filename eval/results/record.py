@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 
-class Loose(BaseModel):
-    """Listed keys are checked, others kept. A listed key that has no value is absent, unless somebody wrote null."""
+class Record(BaseModel):
+    """Listed keys are checked, others kept. A listed key that has no value is absent, unless somebody wrote null.
+
+    KEY: under which key of a row a verdict's record stands.
+    """
+
+    KEY: ClassVar[str] = ""
 
     model_config = ConfigDict(
         extra="allow", protected_namespaces=(), validate_assignment=True, ser_json_inf_nan="constants"
@@ -24,7 +29,7 @@ class Loose(BaseModel):
         self.__pydantic_fields_set__.discard(name)
 
 
-class Environment(Loose):
+class Environment(Record):
     """Where a result was made; null where this machine has no such thing (no GPU, no CuPy)."""
 
     gpu: str | None

@@ -1,0 +1,46 @@
+"""The guards' verdict as a record, its words and its gate answer. No torch, no judge."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from kbsub.eval.results.record import Record
+from kbsub.eval.verdicts.kind import Answer, Asked, Column, VerdictKind, listed
+
+
+class Guards(Record):
+    """findings: [{guard, message}]; checked: names of the guards that could ask; not_checked: [{guard, reason}]."""
+
+    KEY: ClassVar[str] = "guards"
+
+    clean: bool
+    findings: list[dict[str, Any]]
+    checked: list[str] | None = None
+    not_checked: list[dict[str, Any]] | None = None
+
+
+def answer(found: Guards | None, asked: Asked) -> tuple[Answer, str]:
+    if found is not None and found.findings:
+        return Answer.FAIL, listed([f"{finding['guard']}: {finding['message']}" for finding in found.findings])
+    if found is None or not found.clean or not found.checked:
+        return Answer.UNCERTIFIED, "no guard could ask its question"
+    words = f"{len(found.checked)} guards clean"
+    if found.not_checked:
+        words += "; not asked: " + ", ".join(f"{entry['guard']} ({entry['reason']})" for entry in found.not_checked)
+    return Answer.PASS, words
+
+
+def brief(found: Guards) -> str:
+    return "clean" if found.clean else f"{len(found.findings)} findings"
+
+
+KIND = VerdictKind(
+    name="guards",
+    judge="kbsub.eval.verdicts.guards:judge",
+    record=Guards,
+    brief=brief,
+    answer=answer,
+    order=4,
+    columns=(Column("guards", brief),),
+    default=False,
+)

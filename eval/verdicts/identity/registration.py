@@ -1,0 +1,68 @@
+"""The bit-identity verdict as a record, its words and its gate answer. No torch, no judge."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from kbsub.eval.results.record import Record
+from kbsub.eval.verdicts.kind import Answer, Asked, Column, VerdictKind, contradictions, listed
+
+ON_CUDA = "native on cuda"  # how the record names its reference
+OF_ORDER = "model of native's order"
+
+
+class BitIdentity(Record):
+    """`identical` of `total` cases are bit-equal to the reference; a refused case counts, a skipped one does not."""
+
+    KEY: ClassVar[str] = "bit_identity"
+
+    identical: int
+    total: int
+    cases: Any
+    reference: str = ""
+    precision: str | None = None
+    tolerance: float | None = None
+    equal_nan: bool | None = None
+    nan_rule: str | None = None
+    nan_payload_differences: int | None = None
+    full_size: dict[str, int] | None = None
+    close: int | None = None
+    refused: int | None = None
+    skipped: int | None = None
+    repeated_runs: dict[str, Any] | None = None
+    contradictions: list[str] | None = None
+    official: bool | None = None
+
+
+def answer(found: BitIdentity | None, asked: Asked) -> tuple[Answer, str]:
+    if found is None or found.total == 0:
+        return Answer.UNCERTIFIED, "no case was run"
+    words = f"{found.identical}/{found.total} cases bit-equal to {found.reference or 'native'}"
+    expected = asked.expect.get("identity", "skip" if asked.declaration else "pass")
+    of_order = found.reference.startswith(OF_ORDER)
+    if not found.reference.startswith(ON_CUDA) and not (of_order and expected == "pass"):
+        return Answer.UNCERTIFIED, f"bit identity is promised against native on CUDA; here: {words}"
+    if found.contradictions:
+        return Answer.FAIL, f"{listed(found.contradictions)} ({words})"
+    if expected == "fail":
+        if found.identical == found.total:
+            return Answer.FAIL, f"declared to differ somewhere, but {words}"
+        return Answer.PASS, f"differs as declared: {words}"
+    if expected == "skip":
+        return Answer.PASS, f"nothing is claimed: {words}"
+    return (Answer.PASS if found.identical == found.total else Answer.FAIL), words
+
+
+def equal(found: BitIdentity) -> str:
+    return f"{found.identical}/{found.total}"
+
+
+KIND = VerdictKind(
+    name="identity",
+    judge="kbsub.eval.verdicts.identity.judge:judge",
+    record=BitIdentity,
+    brief=lambda found: f"{equal(found)} bit-equal{contradictions(found.contradictions)}",
+    answer=answer,
+    order=1,
+    columns=(Column("bit-equal", equal),),
+)

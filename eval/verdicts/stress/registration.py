@@ -1,0 +1,114 @@
+"""The stress verdict as a record, its words and its gate answer. No torch, no judge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, ClassVar
+
+from kbsub.eval.results.record import Record
+from kbsub.eval.suite.records import declared_stress, unexpected
+from kbsub.eval.tasks.cases import FAIL, NEARER, SKIPPED
+from kbsub.eval.verdicts.kind import Answer, Asked, Column, VerdictKind, contradictions, listed
+
+
+class Stress(Record):
+    """How the cases ended, and every case as a row. `nearer_than_reference`, `apart`: absent in older files."""
+
+    KEY: ClassVar[str] = "stress"
+
+    passed: int
+    failed: int
+    refused: int
+    skipped: int
+    cases: Any
+    nearer_than_reference: int | None = None
+    apart: int | None = None
+    equal_nan: bool | None = None
+    device: str | None = None
+    precision: str | None = None
+    shapes: str | None = None
+    complete: bool | None = None
+    seconds: float | None = None
+    shared_by: int | None = None
+    peak_extra_bytes: int | None = None
+    rstd_overflows_fp32: list[str] | None = None
+    contradictions: list[str] | None = None
+    host_executor: bool | None = None
+    native: str | None = None
+
+
+COUNTS = ("passed", "nearer_than_reference", "apart", "failed", "refused", "skipped")
+
+
+def brief(found: Stress) -> str:
+    counts = {key: getattr(found, key) for key in COUNTS}
+    words = ", ".join(f"{count} {key.replace('_', ' ')}" for key, count in counts.items() if count)
+    return (words or "no case") + contradictions(found.contradictions)
+
+
+def answer(found: Stress | None, asked: Asked) -> tuple[Answer, str]:
+    rows = list((found.cases if found is not None else None) or [])
+    ran = [row for row in rows if row["class"] != SKIPPED]
+    if found is None or not ran:
+        return Answer.UNCERTIFIED, "no case could be run here"
+    words = ", ".join(f"{n} {key}" for key in ("passed", "failed", "refused", "skipped") if (n := getattr(found, key)))
+    words += " (equal_nan=True)"
+    precision = str(asked.fields.get("precision", "fp32"))
+    declared, elsewhere = _runnable(declared_stress(asked.declaration, precision), rows, ran)
+    if elsewhere:
+        words += f"; cases of {', '.join(elsewhere)} cannot be run here"
+    if asked.control and not declared:
+        disagreeing = [row["name"] for row in ran if row["class"] in (FAIL, NEARER)]
+        if not disagreeing and elsewhere:
+            return Answer.UNCERTIFIED, words
+        if not disagreeing:
+            return Answer.FAIL, f"declared a control, but fails no case: {words}"
+        return Answer.PASS, f"fails as a control does ({disagreeing[0]} first): {words}"
+    problems = unexpected(ran, declared, accurate=asked.accurate)
+    return (Answer.FAIL, f"{listed(problems)} ({words})") if problems else (Answer.PASS, words)
+
+
+def _runnable(
+    declared: Mapping[str, Sequence[str]], rows: Sequence[Mapping[str, Any]], ran: Sequence[Mapping[str, Any]]
+) -> tuple[dict[str, list[str]], list[str]]:
+    """The declared patterns, and apart from them those whose every case was skipped on this machine."""
+    here: dict[str, list[str]] = {}
+    elsewhere = []
+    for way, patterns in declared.items():
+        for pattern in patterns:
+            known = any(fnmatchcase(row["name"], pattern) for row in rows)
+            if known and not any(fnmatchcase(row["name"], pattern) for row in ran):
+                elsewhere.append(pattern)
+            else:
+                here.setdefault(way, []).append(pattern)
+    return here, elsewhere
+
+
+def _count(key: str) -> Callable[[Stress], str]:
+    def cell(found: Stress) -> str:
+        value = getattr(found, key)
+        return "-" if value is None else str(value)
+
+    return cell
+
+
+KIND = VerdictKind(
+    name="stress",
+    judge="kbsub.eval.suite.judge:judge",
+    record=Stress,
+    brief=brief,
+    answer=answer,
+    order=2,
+    columns=(
+        Column("stress passed", _count("passed")),
+        Column("nearer", _count("nearer_than_reference")),
+        Column("apart", _count("apart")),
+        Column("failed", _count("failed")),
+        Column("refused", _count("refused")),
+        Column("skipped", _count("skipped")),
+    ),
+    note="equal_nan=True",
+    shared=True,
+    speaks_of_cuda=True,
+)
