@@ -77,7 +77,7 @@ def measure(run):
                 start = time.perf_counter()
                 program.call(*run.scene.captured_arguments())
                 return (time.perf_counter() - start) * 1e3
-            kept, value = run.guard(name, "wall clock of", sample)
+            kept, value = run.attempt(name, "wall clock of", sample)
             if kept:
                 samples[name].append(value)
     series = Series(samples, list(samples))

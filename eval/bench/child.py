@@ -195,7 +195,7 @@ class SceneRun:
 
     # ---- building ----
 
-    def guard(self, name: str, stage: str, action: Callable[[], Any]) -> tuple[bool, Any]:
+    def attempt(self, name: str, stage: str, action: Callable[[], Any]) -> tuple[bool, Any]:
         """Run an action for one program; on any failure drop the program, and check that the device still answers."""
         self.bench.progress({"stage": stage, "case": f"{name} at {self.id}", "program": name, "scene": self.id})
         try:
@@ -249,7 +249,7 @@ class SceneRun:
                 raise Dropped(Status.RUNTIME_ERROR, f"it replaced {replaced}, a timing function")
             return program
 
-        kept, program = self.guard(name, "build and first call of", first_call)
+        kept, program = self.attempt(name, "build and first call of", first_call)
         if kept:
             self.programs[name] = program
             self.rows[name] = {"status": Status.OK.value, "timing": {}}

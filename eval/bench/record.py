@@ -94,7 +94,7 @@ def _run_block(record: BenchRecord, environment: Environment) -> BenchRun:
     return BenchRun(
         protocol=ProtocolRecord(**asdict(record.plan.protocol)),
         methods=record.plan.methods,
-        environment=environment,
+        environment=environment.model_copy(deep=True),
         floors=Floors.model_validate(record.floors),
         scenes=scenes,
         skipped=record.skipped,

@@ -89,8 +89,8 @@ class Series:
     seconds: float = 0.0
 
 
-Guard = Callable[[str, str, Callable[[], Any]], tuple[bool, Any]]
-"""guard(name, stage, action): runs the action for one program; (False, None) when that program was dropped by it."""
+Attempt = Callable[[str, str, Callable[[], Any]], tuple[bool, Any]]
+"""attempt(name, stage, action): runs the action for one program; (False, None) when that program was dropped by it."""
 
 
 def round_orders(count: int, rounds: int, seed: int) -> list[list[int]]:
@@ -109,7 +109,7 @@ def replay_rounds(
     machine: Machine,
     scene: TimedInputs,
     protocol: TimingProtocol,
-    guard: Guard,
+    attempt: Attempt,
     out_of_time: Callable[[], bool] = lambda: False,
     method: str = GRAPH_REPLAY,
 ) -> Series:
@@ -141,7 +141,7 @@ def replay_rounds(
                     raise Dropped(Status.INCORRECT_NUMERICAL, f"{method}, round {index}: {complaint}")
                 return sample_ms
 
-            kept, value = guard(name, f"{method} round {index}", sample)
+            kept, value = attempt(name, f"{method} round {index}", sample)
             if kept:
                 series.samples[name].append(value)
             else:

@@ -26,12 +26,12 @@ def measure(run: TimedScene) -> Measured:
         def capture(program: Timed = program) -> RingProgram:
             return RingProgram(run.machine.capture(ring.over(program.call), [], RING_WARMUPS), ring)
 
-        kept, value = run.guard(name, "capture over the ring of", capture)
+        kept, value = run.attempt(name, "capture over the ring of", capture)
         if kept:
             captured[name] = value
     once = replace(run.protocol, replays=1, warmups=RING_WARMUPS)
     key = COLD_REPLAY if run.machine.graphs else REHEARSAL
-    series = replay_rounds(captured, run.machine, ring, once, run.guard, run.out_of_time, key)
+    series = replay_rounds(captured, run.machine, ring, once, run.attempt, run.out_of_time, key)
     for samples in series.samples.values():
         samples[:] = [sample / ring.size for sample in samples]
     return Measured(series, lambda _, samples: {**replay_statistics(samples, once), "ring": ring.size})

@@ -19,11 +19,11 @@ def measure(run: TimedScene) -> Measured:
             run.scene.load(0)
             return run.machine.capture(program.call, run.scene.captured_arguments(), run.protocol.warmups)
 
-        kept, value = run.guard(name, "capture of", capture)
+        kept, value = run.attempt(name, "capture of", capture)
         if kept:
             captured[name] = value
     key = GRAPH_REPLAY if run.machine.graphs else REHEARSAL
-    series = replay_rounds(captured, run.machine, run.scene, run.protocol, run.guard, run.out_of_time, key)
+    series = replay_rounds(captured, run.machine, run.scene, run.protocol, run.attempt, run.out_of_time, key)
     return Measured(series, lambda _, samples: replay_statistics(samples, run.protocol))
 
 

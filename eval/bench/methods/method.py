@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kbsub.eval.bench.timing import Guard, Series, TimingProtocol
+from kbsub.eval.bench.timing import Attempt, Series, TimingProtocol
 
 if TYPE_CHECKING:
     from kbsub.eval.bench.machine import CpuMachine, CudaMachine
@@ -41,7 +41,7 @@ class UpstreamTiming:
 class TimedScene(Protocol):
     """What a method gets: one shape and precision with the programs that are still in the run.
 
-    Every call into a program goes through `guard`; one that fails leaves the run and the others go on.
+    Every call into a program goes through `attempt`; one that fails leaves the run and the others go on.
     """
 
     @property
@@ -57,7 +57,7 @@ class TimedScene(Protocol):
     def programs(self) -> Mapping[str, Timed]: ...
 
     @property
-    def guard(self) -> Guard: ...
+    def attempt(self) -> Attempt: ...
 
     @property
     def upstream(self) -> UpstreamTiming | None: ...

@@ -14,7 +14,7 @@ from typing import Any
 
 from kbsub.adapters.evaluator import TIMING_METHOD, timing_of
 from kbsub.eval.bench.methods.method import Measured, TimedScene, TimingMethod
-from kbsub.eval.bench.timing import Dropped, Guard, Series, TimedInputs, TimingProtocol, round_orders, spread
+from kbsub.eval.bench.timing import Dropped, Attempt, Series, TimedInputs, TimingProtocol, round_orders, spread
 from kbsub.eval.process.isolated import Status
 
 MOST_SAMPLES = 400  # of one program in a result file; do_bench makes thousands
@@ -25,7 +25,7 @@ def measure(name: str, run: TimedScene) -> Measured:
     assert run.upstream is not None  # the child runs no method of upstream's without the checkout
     upstream, calls = run.upstream, {key: program.call for key, program in run.programs.items()}
     function, device = upstream.functions[name], run.machine.device
-    series = upstream_rounds(name, function, calls, run.scene, run.protocol, run.guard, device, run.out_of_time)
+    series = upstream_rounds(name, function, calls, run.scene, run.protocol, run.attempt, device, run.out_of_time)
 
     def entry(program: str, samples: list[float]) -> dict[str, Any]:
         return upstream_statistics(samples, series.passes[program], upstream.stats(samples), run.protocol)
@@ -39,7 +39,7 @@ def upstream_rounds(
     programs: Mapping[str, Callable[..., Any]],
     scene: TimedInputs,
     protocol: TimingProtocol,
-    guard: Guard,
+    attempt: Attempt,
     device: Any,
     out_of_time: Callable[[], bool] = lambda: False,
 ) -> Series:
@@ -78,7 +78,7 @@ def upstream_rounds(
                     raise Dropped(Status.INCORRECT_NUMERICAL, f"{method}, pass {index}: {complaint}")
                 return [float(value) for value in times]
 
-            kept, value = guard(name, f"{method} pass {index}", sample)
+            kept, value = attempt(name, f"{method} pass {index}", sample)
             if kept:
                 series.samples[name].extend(value)
                 series.passes[name].append(statistics.median(value))
