@@ -14,7 +14,7 @@ from typing import Any
 
 from kbsub.adapters.evaluator import TIMING_METHOD, timing_of
 from kbsub.eval.bench.methods.method import Measured, TimedScene, TimingMethod
-from kbsub.eval.bench.timing import Dropped, Attempt, Series, TimedInputs, TimingProtocol, round_orders, spread
+from kbsub.eval.bench.timing import Attempt, Dropped, Series, TimedInputs, TimingProtocol, round_orders, spread
 from kbsub.eval.process.isolated import Status
 
 MOST_SAMPLES = 400  # of one program in a result file; do_bench makes thousands
