@@ -1,4 +1,4 @@
-# make eval | make test | make report | make lint: each does all its set-up first; a second run installs nothing.
+# make eval | make test | make test-all | make report | make lint: each does all set-up first; a second run installs nothing.
 #
 #   PYTHON=python3.12     use this interpreter, which already has the packages, and install nothing
 #   TORCH='torch==2.13.0' which torch to install           TORCH_INDEX=URL  and from which package index
@@ -45,11 +45,14 @@ READY :=
 endif
 KBSUB := $(PY) -m kbsub.eval.cli
 # A linter that a given PYTHON lacks is skipped aloud; in .venv it is always there.
-check = if test -n '$(PYTHON)' && ! $(PY) -c 'import $1' 2>/dev/null; then echo '$1: SKIPPED: $(PY) has none'; else $(PY) -m $1 $2; fi
+check = if test -n '$(PYTHON)' && ! $(PY) -c 'import $1' 2>/dev/null; then echo '$1: SKIPPED: $(PY) has none'; else $2; fi
+# import-linter has a command and no `python -m`. The links come first on the path: what is linted is this tree.
+IMPORTS := PYTHONPATH='$(CURDIR)/$(LINKS)$(if $(PYTHONPATH),:$(PYTHONPATH))' $(PY) -c 'from importlinter.cli import lint_imports_command as lint; lint()' --no-logo --no-cache
+PYTEST = $(PY) -m pytest $(if $(filter 0,$(WORKERS)),,-n $(WORKERS) --dist worksteal)
 
-.PHONY: help setup links fetch eval test lint report
+.PHONY: help setup links fetch eval test test-all lint report
 help: ## this list
-	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 10
 	@sed -n '3,6s/^# //p' Makefile
 
 setup: $(READY) links ## make .venv and install everything (nothing when PYTHON= is given)
@@ -80,12 +83,17 @@ fetch: setup
 eval: fetch ## judge every candidate: official verdict where there is a GPU, honest CPU rows where there is none
 	$(KBSUB) eval $(ARGS)
 
-lint: setup ## ruff and mypy --strict
-	@$(call check,ruff,check .)
-	@$(call check,mypy)
+lint: setup ## ruff, its format, mypy --strict, and who may import whom
+	@$(call check,ruff,$(PY) -m ruff check .)
+	@$(call check,ruff,$(PY) -m ruff format --check .)
+	@$(call check,mypy,$(PY) -m mypy)
+	@$(call check,importlinter,$(IMPORTS))
 
-test: fetch lint ## lint, then every test; ends with what was skipped and why
-	$(PY) -m pytest $(if $(filter 0,$(WORKERS)),,-n $(WORKERS) --dist worksteal) $(ARGS)
+test: fetch lint ## lint, then every test but the slow ones; ends with what was skipped and why
+	$(PYTEST) $(ARGS)
+
+test-all: fetch lint ## the same with the slow tests
+	$(PYTEST) --slow $(ARGS)
 
 report: setup ## remake every table and plot from the committed results
 	$(KBSUB) report

@@ -24,7 +24,8 @@ def root() -> None:
 for module in pkgutil.iter_modules(commands.__path__):
     verb = importlib.import_module(f"{commands.__name__}.{module.name}")
     if hasattr(verb, "command"):
-        app.command(name=module.name.rstrip("_"))(verb.command)
+        settings = getattr(verb, "CONTEXT", None)  # how click parses it, where a verb says so
+        app.command(name=module.name.rstrip("_"), context_settings=settings)(verb.command)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""What every test shares: the two markers' conditions, and the end-of-run list of what was skipped and why."""
+"""What every test shares: the markers' conditions, and the end-of-run list of what was skipped and why."""
 
 from __future__ import annotations
 
@@ -35,7 +35,13 @@ def missing_checkout() -> str | None:
     return None
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow", action="store_true", help="run the tests marked slow too (make test-all)")
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("slow") and not item.config.getoption("--slow"):
+        pytest.skip("slow: make test-all")
     for marker, reason in (("gpu", missing_gpu), ("kernelbench", missing_checkout)):
         if item.get_closest_marker(marker) and (why := reason()):
             pytest.skip(why)

@@ -1,14 +1,11 @@
 """Compile every CUDA candidate for every architecture, without a GPU, and say what the compiler made of it.
 
-    python -m kbsub.eval.host_executor.compile_gate CANDIDATE.py ...            # findings, exit 1 when there are any
-    python -m kbsub.eval.host_executor.compile_gate --write tests/resource_budget.toml CANDIDATE.py ...
-
-Uses the NVRTC binding, as the candidates' own loader does. Must not know torch beyond CPU tensors, nor any GPU.
+`kbsub measure resources` is its command. Uses the NVRTC binding, as the candidates' own loader does. Must not know
+torch beyond CPU tensors, nor any GPU.
 """
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -237,52 +234,10 @@ def write_budget(path: Path, budgets: Mapping[str, Mapping[str, Mapping[str, int
     lines = [
         "# What each kernel may use on any of sm_80, 86, 89, 90, 100, 120: registers a thread; static shared memory,",
         "# spill and stack in bytes. Remade with:",
-        "# python -m kbsub.eval.host_executor.compile_gate --write THIS_FILE CANDIDATE ...",
+        "# kbsub measure resources --write THIS_FILE CANDIDATE ...",
     ]
     for stem, kernels in sorted(budgets.items()):
         lines += ["", f"[{stem}]"]
         for kernel, allowed in sorted(kernels.items()):
             lines.append(f"{kernel} = {{ " + ", ".join(f"{key} = {value}" for key, value in allowed.items()) + " }")
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line: findings of each file; with --write, the budget file anew. 0 clean, 1 findings, 3 no NVRTC."""
-    from kbsub.eval.tasks.declarations import declaration_of
-
-    parser = argparse.ArgumentParser(
-        prog="python -m kbsub.eval.host_executor.compile_gate", description=(__doc__ or "").split("\n")[0]
-    )
-    parser.add_argument("files", nargs="+", type=Path)
-    parser.add_argument("--write", type=Path, metavar="BUDGET", help="write the budget file from these builds")
-    parser.add_argument("--budget", type=Path, default=Path("tests/resource_budget.toml"))
-    given = parser.parse_args(arguments)
-    budgets = read_budget(given.write or given.budget)
-    bad: list[str] = []
-    for path in given.files:
-        if "CUDA_SOURCE =" not in path.read_text(encoding="utf-8"):
-            continue
-        declaration = declaration_of(path)
-        precisions = declaration.precision if declaration else ("fp32",)
-        built = []
-        for arch in DEVICES:
-            source, sets = source_and_options(path, precisions, arch)
-            for options in sets:
-                try:
-                    compiled = compile_source(source, options, arch)
-                except ImportError as error:
-                    print(f"no NVRTC here ({error}): pip install 'kb-submissions[cuda13]'", file=sys.stderr)
-                    return 3
-                built.append(compiled.resources)
-                budget = budget_of(built) if given.write else budgets.get(path.stem, {})
-                bad += findings(path.stem, source, options, arch, compiled, budget)
-        budgets[path.stem] = budget_of(built)
-        print(f"{path.stem}: {len(built)} builds")
-    if given.write:
-        write_budget(given.write, budgets)
-    print("\n".join(bad) or "no findings")
-    return 1 if bad else 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

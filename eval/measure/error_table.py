@@ -1,6 +1,6 @@
 """The error table of the baselines: eager LayerNorm and torch.compile over every oracle case, beside the candidates.
 
-    python -m kbsub.eval.measure.error_table results/h200/level1_40.json
+    kbsub measure error_table results/h200/level1_40.json
 
 adds `.oracle` to `baselines.eager` and `baselines.compile_default` of a result file that `kbsub eval` has made on this
 machine (it has the candidates' own). One child process, one reference and one float64 answer a case. No torch here.
@@ -79,7 +79,3 @@ def add_baselines(result: Result, found: dict[str, Finished], precision: str) ->
             key = row_key(name, precision)
             before = result.baselines[key].model_dump() if key in result.baselines else {}
             result.baselines[key] = Baseline.model_validate({**before, "oracle": finished.oracle})
-
-
-if __name__ == "__main__":
-    typer.run(command)

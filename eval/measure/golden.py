@@ -1,11 +1,12 @@
 """Golden vectors: what native LayerNorm gives on a GPU, in bits, for inputs that any machine can make again.
 
-    python -m kbsub.eval.measure.golden --write tests/golden/h200.json     # on a machine with the GPU; about a minute
+    kbsub measure golden --write tests/golden/h200.json     # on a machine with the GPU; about a minute
 
 Recorded for each case: mean and rstd of `torch.native_layer_norm` (bit patterns), the SHA-256 of its output, and the
 variance. Native returns no variance: it is the one of operators/layer_norm/order.py, and the recorder proves on the
 GPU that the device's own rsqrt(variance + eps) is native's rstd, bit for bit, at three values of eps; a case where it
-is not is an error and nothing is written. A run without a GPU reads the vectors and compares (tests/test_golden.py).
+is not is an error and nothing is written. A run without a GPU reads the vectors and compares
+(tests/measure/test_golden.py).
 """
 
 from __future__ import annotations
@@ -188,9 +189,7 @@ def write(path: Path, records: Sequence[Mapping[str, Any]], environment: Mapping
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line of the recorder. 0 written, 1 the GPU disagrees with the model, 3 no GPU."""
-    parser = argparse.ArgumentParser(
-        prog="python -m kbsub.eval.measure.golden", description=(__doc__ or "").split("\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog="kbsub measure golden", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--write", type=Path, required=True, metavar="FILE")
     parser.add_argument("--small", action="store_true", help="leave the official shape out")
     given = parser.parse_args(arguments)
@@ -217,7 +216,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     write(given.write, records, environment.facts("cuda"))
     print(f"{len(records)} cases written to {given.write}")
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

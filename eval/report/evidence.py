@@ -1,6 +1,6 @@
 """The table of what else was measured on a GPU: twins, compute-sanitizer, wall time, the batch on two GPUs.
 
-Each record is a JSON file of its own beside the results (made by tests/measure_*.py, or by hand where something could
+Each record is a JSON file of its own beside the results (made by `kbsub measure`, or by hand where something could
 not be measured: `measured` null and `why`). Knows their keys; a record that is not there has no row.
 """
 
@@ -61,8 +61,8 @@ def twins(record: Record, root: Path) -> Cells:
     passing = sum(row["passes_upstream"] is True for row in rows)
     outcome = f"{caught} of {len(rows)} caught by the guard named for it; {passing} of them pass upstream's check"
     outcome += f"; {held} of {len(rows)} labels (passes upstream or not) hold"
-    stale = changed({f"tests/bad_twins/{name}.py": row["sha256"] for name, row in found.items()}, root)
-    return "Are deliberately bad candidates caught?", outcome, stale, "python tests/measure_twins.py"
+    stale = changed({f"tests/twins/{name}.py": row["sha256"] for name, row in found.items()}, root)
+    return "Are deliberately bad candidates caught?", outcome, stale, "kbsub measure twins"
 
 
 def sanitizer(record: Record, root: Path) -> Cells:
@@ -77,7 +77,7 @@ def sanitizer(record: Record, root: Path) -> Cells:
     outcome += f"{listed(tools)}; {planted} of {len(record['planted'])} planted faults found"
     stale = changed({f"submissions/{name}": each["sha256"] for name, each in files.items()}, root)
     question = "Does compute-sanitizer find anything in a kernel?"
-    return question, outcome, stale, "python tests/measure_sanitizer.py --workers 10"
+    return question, outcome, stale, "kbsub measure sanitizer --workers 10"
 
 
 def _runs(record: Record, tool: str) -> list[Record]:
@@ -93,7 +93,7 @@ def wall_time(record: Record, root: Path) -> Cells:
     outcome += "the script also times eager and torch.compile)"
     stale = changed({candidate["file"]: candidate["sha256"]}, root)
     question = f"How long does one official verdict on `{Path(candidate['file']).stem}` take, the whole process?"
-    return question, outcome, stale, "python tests/measure_wall_time.py"
+    return question, outcome, stale, "kbsub measure wall_time"
 
 
 def batch(record: Record, root: Path) -> Cells:

@@ -157,7 +157,7 @@ def _pairwise_words(comparison: PairedComparison, *, short: bool) -> str:
 
 
 def x100_path(result: Path) -> Path:
-    """Where tests/measure_tokens.py leaves the table beside a result file."""
+    """Where `kbsub measure tokens` leaves the table beside a result file."""
     return result.with_name(f"{result.stem}_x100.json")
 
 
@@ -187,4 +187,4 @@ def read_x100(path: Path) -> Table:
     try:
         return x100_table(json.loads(path.read_text("utf-8")))
     except (KeyError, TypeError, ValueError) as problem:
-        raise ResultError(f"{path}: is not what tests/measure_tokens.py writes ({problem})") from problem
+        raise ResultError(f"{path}: is not what `kbsub measure tokens` writes ({problem})") from problem

@@ -85,7 +85,7 @@ def combine(b: Moments, a: Moments) -> Moments:
     c = np.float32(1) / np.where(empty, np.float32(1), count)
     share_a, share_b = a.count * c, b.count * c
     delta = b.mean - a.mean
-    # Contractions as nvcc makes them of the published text: see the PTX check of tests/test_contract.py.
+    # Contractions as nvcc makes them of the published text: see the PTX check of test_order.py.
     mean = fma(share_a, a.mean, share_b * b.mean)
     m2 = fma(delta * delta * a.count, share_b, a.m2 + b.m2)
     zero = np.float32(0)

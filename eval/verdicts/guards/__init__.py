@@ -6,7 +6,7 @@
     by_value.py, by_behaviour.py, by_isolation.py      the guards
 
 `judge` is a child-process target (process/isolated.py). A guard never changes an official verdict. Every guard has
-a deliberately bad twin under tests/bad_twins/ that it catches, and that passes unseen when the guard is switched off.
+a deliberately bad twin under tests/twins/ that it catches, and that passes unseen when the guard is switched off.
 """
 
 from __future__ import annotations

@@ -1,0 +1,346 @@
+"""Batches on the CPU with a stand-in judge: keys, resuming, upstream's summary, interruptions, lost workers."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kbsub.eval.commands import batch_command
+from kbsub.eval.process.isolated import Outcome, Status
+from kbsub.eval.run import batch as batches
+from kbsub.eval.run.batch import BatchError, Settings, evaluate, find_samples, prepare, read_row, row_path
+from support.paths import child_path
+
+SETTINGS = Settings(device="cpu", target="support.batch_targets:judge", timeout_s=30.0)
+
+
+def sample(folder: Path, number: int, words: str, *, level: int = 1, problem: int = 40) -> str:
+    stem = f"level_{level}_problem_{problem}_sample_{number}"
+    (folder / f"{stem}_kernel.py").write_text(words)
+    return stem
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", child_path()["PYTHONPATH"])
+    monkeypatch.setenv("KBSUB_TEST_LEDGER", str(tmp_path / "ledger"))
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    return runs
+
+
+def ledger(folder: Path) -> list[str]:
+    """The sample stems that were judged, in order, from every attempt."""
+    path = folder.parent / "ledger"
+    return [line.split()[0] for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def fake(status: Status = Status.OK, official: dict | None = None):
+    """A `run` that judges nothing: every job gets this outcome."""
+    words = {"compiled": True, "correctness": True, "trials": "(5 / 5)", "metadata": {}, "runtime": 2.0}
+    value = {"official": official or words} if status is Status.OK else None
+
+    def run(jobs):
+        for job in jobs:
+            yield job, batches.row_of(job, Outcome(status, value, "" if value else "why", "", 0.1))
+
+    return run
+
+
+def rows_of(folder: Path) -> dict[str, dict]:
+    return {path.stem: json.loads(path.read_text()) for path in (folder / batches.ROWS_FOLDER).glob("*.json")}
+
+
+def drafts(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob(".*") if path.is_file()]
+
+
+# ---- names, keys, summary ----
+
+
+def test_samples_are_found_by_upstreams_names(folder):
+    sample(folder, 10, "")
+    sample(folder, 2, "")
+    sample(folder, 0, "", level=2, problem=7)
+    (folder / "notes.py").write_text("")
+    (folder / "level_1_problem_40_sample_x_kernel.py").write_text("")
+    found = [(s.level, s.problem_id, s.sample_id) for s in find_samples(folder)]
+    assert found == [(1, 40, 2), (1, 40, 10), (2, 7, 0)]
+    with pytest.raises(BatchError, match="kbsub export"):
+        find_samples(folder.parent)
+
+
+def test_an_empty_folder_says_what_to_do(folder):
+    with pytest.raises(BatchError, match="kbsub export"):
+        find_samples(folder)
+
+
+# what changes between two runs -> how many of the two rows are judged again
+CHANGES = {
+    "nothing": (lambda f: SETTINGS, 0),
+    "one source": (lambda f: (sample(f, 0, "ms=2"), SETTINGS)[1], 1),
+    "the precision": (lambda f: Settings(device="cpu", target=SETTINGS.target, precision="fp16"), 2),
+    "the timeout": (lambda f: Settings(device="cpu", target=SETTINGS.target, timeout_s=99.0), 0),
+    "a row file is cut short": (lambda f: (cut(f), SETTINGS)[1], 1),
+}
+
+
+def cut(folder: Path) -> None:
+    path = row_path(folder, "level_1_problem_40_sample_1")
+    path.write_text(path.read_text()[:40])
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_rows_are_kept_by_source_and_protocol(folder, change):
+    sample(folder, 0, "ms=1")
+    sample(folder, 1, "ms=1")
+    evaluate(prepare(folder, SETTINGS), fake())
+    act, again = CHANGES[change]
+    assert len(prepare(folder, act(folder)).jobs) == again
+
+
+def test_a_row_that_was_not_run_is_tried_again(folder):
+    sample(folder, 0, "")
+    evaluate(prepare(folder, SETTINGS), fake(Status.NOT_RUN))
+    assert len(prepare(folder, SETTINGS).jobs) == 1
+    assert not (folder / batches.SUMMARY).exists(), "nothing official, no summary"
+
+
+def test_the_summary_is_upstreams_format_with_every_sample(folder):
+    for number in (0, 1, 10):
+        sample(folder, number, "")
+    sample(folder, 0, "", problem=36)
+    metadata = {"correctness_trials": "(5 / 5)"}
+    official = {"compiled": True, "correctness": True, "trials": "(5 / 5)", "metadata": metadata, "runtime": 0.3}
+    evaluate(prepare(folder, SETTINGS), fake(official={**official, "runtime_stats": {"mean": 0.3}}))
+    summary = json.loads((folder / "eval_results.json").read_text())
+    assert list(summary) == ["36", "40"]
+    assert [entry["sample_id"] for entry in summary["40"]] == [0, 1, 10]
+    keys = ["sample_id", "compiled", "correctness", "metadata", "runtime", "runtime_stats"]
+    assert list(summary["40"][0]) == keys and summary["40"][0]["runtime"] == 0.3
+
+
+FAILURES = [Status.TIMEOUT, Status.CRASHED, Status.COMPILE_ERROR]
+
+
+@pytest.mark.parametrize("status", FAILURES)
+def test_a_failure_on_a_cpu_is_no_word_of_upstreams(folder, status):
+    sample(folder, 0, "")
+    rows = evaluate(prepare(folder, SETTINGS), fake(status))
+    assert [row["status"] for row in rows.values()] == [status.value]
+    assert not (folder / batches.SUMMARY).exists()
+
+
+@pytest.mark.parametrize("status", FAILURES)
+def test_a_failed_row_reads_as_upstreams_script_writes_it(folder, status):
+    sample(folder, 0, "")
+    evaluate(prepare(folder, replace(SETTINGS, device="cuda")), fake(status))
+    (entry,) = json.loads((folder / "eval_results.json").read_text())["40"]
+    assert (entry["compiled"], entry["correctness"], entry["runtime"]) == (False, False, -1.0)
+    assert entry["metadata"] == {"error": f"{status}: why"}
+
+
+def test_the_record_says_which_gpu_judged_what(folder, monkeypatch):
+    """Two GPUs of one machine share a name: a batch on both must show both."""
+    for number in range(3):
+        sample(folder, number, "")
+    uuids = iter(["uuid-a", "uuid-b", "uuid-a"])
+    monkeypatch.setattr(batches, "gpu_uuid", lambda index: next(uuids))
+    ended = Outcome(Status.OK, {"official": {"compiled": True, "correctness": True, "metadata": {}}}, "", "", 0.5)
+    batch = prepare(folder, replace(SETTINGS, device="cuda"))
+    rows = evaluate(batch, lambda jobs: ((job, batches.judge(job, lambda *_, **__: ended)) for job in jobs))
+    record = batch_command._record(batch, rows, {"gpus": 2}, 1.0)
+    assert record["rows_by_gpu"] == {"uuid-a": 2, "uuid-b": 1}
+    assert record["judge_seconds"] == 1.5
+
+
+def test_two_levels_get_two_summaries(folder):
+    sample(folder, 0, "")
+    sample(folder, 0, "", level=2)
+    evaluate(prepare(folder, SETTINGS), fake())
+    names = sorted(path.name for path in folder.glob("*eval_results*.json"))
+    assert names == ["eval_results_level_1.json", "eval_results_level_2.json"]
+
+
+def test_a_summary_of_upstreams_own_script_is_never_overwritten(folder):
+    sample(folder, 0, "")
+    sample(folder, 1, "")
+    (folder / "eval_results.json").write_text('{"40": "theirs"}')
+    evaluate(prepare(folder, SETTINGS), fake())
+    evaluate(prepare(folder, SETTINGS), fake())
+    assert json.loads((folder / "eval_results.json").read_text()) == {"40": "theirs"}
+    assert len(json.loads((folder / "kbsub_eval_results.json").read_text())["40"]) == 2
+
+
+# ---- interruptions ----
+
+DRIVER = f"""
+import sys
+from pathlib import Path
+from rich.console import Console
+from kbsub.eval.run.batch import BatchError, Settings
+from kbsub.eval.commands.batch_command import run_folder
+if len(sys.argv) > 2:
+    import resource
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))
+try:
+    code = run_folder(Path(sys.argv[1]), {SETTINGS!r}, console=Console(width=400))
+except BatchError as error:
+    print("BatchError:", error)
+    code = 5
+sys.exit(code)
+"""
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen:
+    command = [sys.executable, "-c", DRIVER, str(folder), *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def wait_for_rows(folder: Path, count: int, process: subprocess.Popen) -> None:
+    end = time.monotonic() + 60
+    while len(list((folder / batches.ROWS_FOLDER).glob("*.json"))) < count:
+        assert process.poll() is None, f"ended early: {process.communicate()[0]}"
+        assert time.monotonic() < end, "no rows within a minute"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_interrupted_at_any_point_no_finished_row_is_lost(folder, number):
+    stems = [sample(folder, index, f"sleep=0.1 ms={index}") for index in range(5)]
+    process = start(folder)
+    wait_for_rows(folder, 2, process)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=30)
+    if number is signal.SIGINT:
+        assert process.returncode == 130 and "finished rows are kept" in output, output
+    kept = rows_of(folder)  # json.loads of every row: none is half written
+    assert len(kept) >= 2
+    if (folder / batches.SUMMARY).exists():
+        assert len(json.loads((folder / batches.SUMMARY).read_text())["40"]) >= len(kept) - 1
+    again = start(folder)
+    output, _ = again.communicate(timeout=60)
+    assert again.returncode == 0, output
+    assert sorted(rows_of(folder)) == sorted(stems)
+    record = json.loads((folder / "kbsub_batch.json").read_text())
+    assert (record["rows"], record["judged_now"]) == (5, 5 - len(kept)), "the record is of this invocation"
+    assert record["statuses"] == {"OK": 5 - len(kept)} and record["seconds"] > 0
+    assert [e["runtime"] for e in json.loads((folder / batches.SUMMARY).read_text())["40"]] == [0.0, 1.0, 2.0, 3.0, 4.0]
+    judged = ledger(folder)
+    assert all(judged.count(stem) == 1 for stem in kept), f"finished rows were judged again: {judged}"
+
+
+def test_a_full_disk_loses_no_finished_row_and_says_what_to_do(folder):
+    for index in range(4):
+        sample(folder, index, f"ms={index}" + (" padding=200000" if index == 2 else ""))
+    process = start(folder, "100000")  # no file may grow beyond this: the kernel refuses the write, as a full disk does
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 5 and "2 of 4 rows are finished and kept" in output, output
+    assert sorted(rows_of(folder)) == ["level_1_problem_40_sample_0", "level_1_problem_40_sample_1"]
+    assert len(json.loads((folder / batches.SUMMARY).read_text())["40"]) == 2
+    assert not drafts(folder), "a half-written draft was left behind"
+    again = start(folder)
+    output, _ = again.communicate(timeout=60)
+    assert again.returncode == 0 and len(rows_of(folder)) == 4, output
+
+
+def test_a_candidate_that_exits_costs_its_own_row(folder):
+    sample(folder, 0, "ms=1")
+    bad = sample(folder, 1, "exit=7")
+    sample(folder, 2, "ms=1")
+    process = start(folder)
+    output, _ = process.communicate(timeout=60)
+    rows = rows_of(folder)
+    assert process.returncode == 1 and rows[bad]["status"] == "CRASHED", output
+    assert [row["status"] for stem, row in sorted(rows.items()) if stem != bad] == ["OK", "OK"]
+
+
+def test_eval_command_takes_a_run_folder(folder):
+    from typer.testing import CliRunner
+
+    from kbsub.eval.cli import app
+
+    stem = sample(folder, 0, 'CUDA_SOURCE = ""\nclass ModelNew: ...\n')
+    outcome = CliRunner().invoke(app, ["eval", str(folder), "--device", "cpu"])
+    assert outcome.exit_code == 0, outcome.output
+    assert "NOT_RUN needs an NVIDIA GPU (CUDA_SOURCE)" in outcome.output
+    assert "Nothing official was certified here" in outcome.output and not (folder / batches.SUMMARY).exists()
+    assert rows_of(folder)[stem]["status"] == "NOT_RUN"
+
+
+# ---- a cluster ----
+
+distributed = pytest.importorskip("distributed", reason="distributed: pip install 'kb-submissions[cluster]'")
+
+
+def test_a_worker_killed_half_way_loses_no_row(folder):
+    from kbsub.eval.run import cluster
+
+    stems = [
+        sample(folder, index, f"sleep=0.05 ms={index}" + (" kill_worker=1" if index == 3 else "")) for index in range(8)
+    ]
+    environments = cluster.gpu_environments(["first", "second"])
+    with cluster.local_client(environments) as client:
+        workers = client.scheduler_info(n_workers=-1)["workers"].values()
+        assert sorted((w["nthreads"], w["resources"]["GPU"]) for w in workers) == [(1, 1.0), (1, 1.0)]
+        rows = evaluate(prepare(folder, SETTINGS), cluster.run_on(client))
+    assert (folder.parent / "killed-level_1_problem_40_sample_3").exists(), (
+        "no worker was killed: the test proves nothing"
+    )
+    assert sorted(rows) == stems and {row["status"] for row in rows.values()} == {"OK"}
+    assert [e["runtime"] for e in json.loads((folder / batches.SUMMARY).read_text())["40"]] == [
+        float(i) for i in range(8)
+    ]
+    assert ledger(folder).count(stems[3]) == 2, "the lost row must have been judged again"
+    seen = {line.split()[1] for line in (folder.parent / "ledger").read_text().splitlines()}
+    assert seen == {"first", "second"}, f"each worker sees its own GPU: {seen}"
+
+
+def test_a_row_that_kills_every_worker_is_a_row_too(folder):
+    from kbsub.eval.run import cluster
+
+    killer = sample(folder, 0, "kill_always=1")
+    good = sample(folder, 1, "ms=1")
+    with cluster.local_client([{}]) as client:
+        rows = evaluate(prepare(folder, SETTINGS), cluster.run_on(client))
+    assert rows[killer]["status"] == "CRASHED" and "lost with its workers" in rows[killer]["message"]
+    assert rows[good]["status"] == "OK"
+
+
+WORKERS = [
+    ({}, "none of its 0 workers holds"),
+    ({"a": {"nthreads": 1, "resources": {}}}, "none of its 1 workers holds"),
+    ({"a": {"nthreads": 8, "resources": {"GPU": 1}}}, "worker a has 8 threads"),
+    ({"a": {"nthreads": 1, "resources": {"GPU": 2}}}, "2 GPU"),
+    ({"a": {"nthreads": 1, "resources": {"GPU": 1}}, "cpu": {"nthreads": 8, "resources": {}}}, None),
+]
+
+
+@pytest.mark.parametrize(("workers", "words"), WORKERS)
+def test_workers_that_would_share_a_gpu_are_refused(workers, words):
+    from kbsub.eval.run.cluster import worker_problem
+
+    problem = worker_problem(workers)
+    assert (problem is None) if words is None else (problem and words in problem)
+
+
+def test_no_scheduler_is_said_within_seconds():
+    from kbsub.eval.run.cluster import remote_client
+
+    with (
+        pytest.raises(BatchError, match="no dask scheduler answers"),
+        remote_client("tcp://127.0.0.1:1", timeout_s=1.0),
+    ):
+        pass
+
+
+def test_broken_row_files_count_as_not_there(tmp_path):
+    (tmp_path / "a.json").write_text('{"schema": 99}')
+    assert read_row(tmp_path / "a.json") is None and read_row(tmp_path / "none.json") is None

@@ -1,0 +1,300 @@
+"""Every bad twin is caught by the guard named for it, and by nothing else when that guard is off; the honest are clean.
+
+All runs are small and in forked processes of their own: twins patch clocks, seeds and descriptors of the process.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+
+from support.paths import ROOT, TESTS
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+from kbsub.eval.process.isolated import Status, run_isolated
+from kbsub.eval.tasks.declarations import read_declarations
+from kbsub.eval.verdicts.guards.run import REGISTER
+from support.forked import run_forked
+
+TARGET = "kbsub.eval.verdicts.guards:judge"
+TASK = f"local:{TESTS / 'support' / 'small_layer_norm.py'}"
+TWINS = tomllib.loads((TESTS / "twins" / "twins.toml").read_text("utf-8"))
+ON_CPU = [name for name, label in TWINS.items() if label.get("needs") != "cuda"]
+LADDER = ROOT / "submissions" / "level1_40"
+# (file, whether it is meant to be right): a rung declared to fail the official check does what a guard looks for.
+RUNGS = [(LADDER / f"{s}.py", each.expect.official == "pass") for s, each in read_declarations(LADDER).items()]
+MEASURED = ROOT / "results" / "h200" / "twins.json"
+CALLS = 12  # past upstream's 5 + 3 calls before the timed ones
+
+NATIVE = """
+import torch
+
+class ModelNew(torch.nn.Module):
+    def __init__(self, normalized_shape):
+        super().__init__()
+        self.ln = torch.nn.LayerNorm(normalized_shape)
+
+    def forward(self, x):
+        return self.ln(x)
+"""
+# What honest files do that a careless guard would call a fault.
+HONEST = {
+    "native": NATIVE,
+    "writes_to_the_cache": NATIVE
+    + """
+import os, pathlib, tempfile
+folder = pathlib.Path(tempfile.mkdtemp())
+draft = tempfile.NamedTemporaryFile(dir=folder, delete=False)
+with draft:
+    draft.write(b"cubin")
+os.replace(draft.name, folder / "entry")
+(folder / "log.txt").write_text("built")
+""",
+    "clears_its_own_folder": NATIVE  # rmtree names files relative to a folder that it has open
+    + """
+import pathlib, shutil, tempfile
+folder = pathlib.Path(tempfile.mkdtemp())
+(folder / "object.o").write_text("built")
+shutil.rmtree(folder)
+""",
+    "defines_records": NATIVE
+    + """
+import collections, dataclasses, functools, os, tempfile, typing
+
+descriptor, name = tempfile.mkstemp()
+os.write(descriptor, b"its own")
+with os.fdopen(os.dup(descriptor), "a") as file:
+    file.write("still its own")
+os.close(descriptor)
+
+class Limits(typing.NamedTuple):
+    index: int
+
+@dataclasses.dataclass(frozen=True)
+class Geometry:
+    grid: int
+
+Old = collections.namedtuple("Old", "a b")
+limits = functools.lru_cache(maxsize=None)(Limits)(0)
+print("a candidate may print", Geometry(1), Old(1, 2), limits)
+""",
+    "imports_for_the_first_time": "import sys\nsys.path.insert(0, '.')\nimport fresh_module_of_test_guards\n" + NATIVE,
+    "draws_its_weights": NATIVE.replace("super().__init__()", "super().__init__()\n        torch.rand(3)"),
+    "two_step": NATIVE.replace(
+        "return self.ln(x)",
+        "z = torch.nn.functional.layer_norm(x, self.ln.normalized_shape, None, None, self.ln.eps)\n"
+        "        return z * self.ln.weight + self.ln.bias",
+    ),
+}
+
+
+@lru_cache(maxsize=None)
+def judged(source: str, disabled: tuple[str, ...] = (), folder: str = "", task: str = TASK) -> dict:
+    payload = {
+        "candidate_source": source,
+        "task": task,
+        "device": "cpu",
+        "guards_disabled": disabled,
+        "guards_calls": CALLS,
+    }
+    return run_forked(TARGET, payload, folder)
+
+
+@pytest.fixture(scope="module")
+def nowhere(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The working folder of the forked processes: a twin writes a file where it stands."""
+    folder = tmp_path_factory.mktemp("nowhere")
+    (folder / "fresh_module_of_test_guards.py").write_text("VALUE = 1\n")  # its import writes a .pyc here
+    return str(folder)
+
+
+def source_of(twin: str) -> str:
+    return (TESTS / "twins" / f"{twin}.py").read_text("utf-8")
+
+
+def guards_of(verdict: dict) -> set[str]:
+    return {finding["guard"] for finding in verdict["findings"]}
+
+
+@pytest.mark.parametrize("twin", ON_CPU)
+def test_a_twin_is_caught_by_the_guard_named_for_it_alone(twin: str, nowhere: str) -> None:
+    named = TWINS[twin]["guard"]
+    others = tuple(sorted(set(REGISTER) - {named}))
+    verdict = judged(source_of(twin), others, nowhere)
+    assert guards_of(verdict) == {named}, f"{twin}: only {named} was on, it said: {verdict}"
+
+
+@pytest.mark.parametrize("twin", ON_CPU)
+def test_with_its_guard_disabled_a_twin_is_not_caught_by_name(twin: str, nowhere: str) -> None:
+    named = TWINS[twin]["guard"]
+    verdict = judged(source_of(twin), (named,), nowhere)
+    assert named not in guards_of(verdict), f"{twin}: {named} was disabled and still speaks: {verdict['findings']}"
+    assert {"guard": named, "reason": "disabled"} in verdict["not_checked"]
+
+
+def test_the_mutation_score_is_complete(nowhere: str) -> None:
+    """Every twin caught, every honest candidate clean, in one number."""
+    missed = []
+    for twin in ON_CPU:
+        others = tuple(sorted(set(REGISTER) - {TWINS[twin]["guard"]}))
+        if not judged(source_of(twin), others, nowhere)["findings"]:
+            missed.append(twin)
+    accused = {name: judged(text, (), nowhere)["findings"] for name, text in HONEST.items()}
+    accused = {name: findings for name, findings in accused.items() if findings}
+    score = f"{len(ON_CPU) - len(missed)}/{len(ON_CPU)} twins caught, {len(accused)}/{len(HONEST)} honest ones accused"
+    assert not missed and not accused, f"{score}; missed: {missed}; accused: {accused}"
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_honest_habits_are_clean(name: str, nowhere: str) -> None:
+    verdict = judged(HONEST[name], (), nowhere)
+    assert verdict["clean"], f"{name}: {verdict['findings']}"
+
+
+def test_a_file_removed_through_an_open_folder_is_named(nowhere: str) -> None:
+    kept = Path(nowhere) / "kept"
+    kept.mkdir()
+    (kept / "row.json").write_text("{}")
+    verdict = judged(NATIVE + "\nimport os\nos.remove('row.json', dir_fd=os.open('kept', os.O_RDONLY))\n", (), nowhere)
+    assert guards_of(verdict) == {"result_written"}
+    assert f"{Path('kept', 'row.json')} os.remove" in verdict["findings"][0]["message"], verdict["findings"]
+
+
+@pytest.mark.parametrize("path", [path for path, honest in RUNGS if honest], ids=lambda path: path.stem)
+def test_every_candidate_of_the_ladder_is_clean(path: Path, nowhere: str) -> None:
+    """CUDA files through the host executor. Nothing but what a CPU or the file's kind rules out stays unchecked."""
+    verdict = judged(path.read_text("utf-8"), (), nowhere)
+    assert verdict["clean"], f"{path.name}: {verdict['findings']}"
+    reasons = {entry["guard"] for entry in verdict["not_checked"]}
+    assert reasons <= {"side_stream_not_joined", "native_layer_norm_called"}, verdict["not_checked"]
+
+
+@pytest.mark.parametrize("path", [path for path, honest in RUNGS if not honest], ids=lambda path: path.stem)
+def test_a_rung_that_is_declared_to_fail_is_caught(path: Path, nowhere: str) -> None:
+    verdict = judged(path.read_text("utf-8"), (), nowhere)
+    assert not verdict["clean"], f"{path.name}: declared to fail the official check, and no guard says anything"
+
+
+def test_the_table_of_twins_is_the_folder() -> None:
+    assert set(TWINS) == {file.stem for file in (TESTS / "twins").glob("*.py")}
+
+
+def test_every_guard_has_a_twin() -> None:
+    assert {label["guard"] for label in TWINS.values()} == set(REGISTER)
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_a_twin_is_short(twin: str) -> None:
+    lines = source_of(twin).count("\n")
+    assert lines < 60, f"{twin}.py has {lines} lines; a twin is one fault and nothing else"
+
+
+@pytest.mark.skipif(not MEASURED.exists(), reason="results/h200/twins.json: not measured yet (eval/measure/twins.py)")
+@pytest.mark.parametrize("twin", TWINS)
+def test_the_label_of_a_twin_is_what_was_measured(twin: str) -> None:
+    row = json.loads(MEASURED.read_text("utf-8"))["twins"][twin]
+    measured = "pass" if row["passes_upstream"] else "fail"
+    assert TWINS[twin]["official"] == measured, (
+        f"{twin}: twins.toml says {TWINS[twin]['official']}, measured {measured}"
+    )
+    assert row["caught"], f"{twin}: on the GPU, {row['guard']} did not catch it: {row['guards']}"
+
+
+# ---- what a guard must not do: guess ----
+
+TASKS = {
+    "dropout": (
+        "class Model(torch.nn.Module):\n"
+        "    def forward(self, x):\n        return torch.nn.functional.dropout(x, 0.5, True)\n"
+    ),
+    "linear": (
+        "class Model(torch.nn.Module):\n"
+        "    def __init__(self, n):\n        super().__init__()\n        self.layer = torch.nn.Linear(n, n)\n"
+        "    def forward(self, x):\n        return self.layer(x)\n"
+    ),
+}
+INPUTS = {"dropout": ("torch.rand(8, 8)", ""), "linear": ("torch.rand(8, 16)", "16")}
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_an_honest_candidate_of_another_task_is_clean(name: str, tmp_path: Path) -> None:
+    """Layer-norm questions are not asked of it, and a task that draws random numbers lets its candidate draw, too."""
+    inputs, init = INPUTS[name]
+    functions = f"def get_inputs():\n    return [{inputs}]\n\ndef get_init_inputs():\n    return [{init}]\n"
+    task = tmp_path / "task.py"
+    task.write_text("import torch\n\n" + TASKS[name] + "\n" + functions)
+    candidate = "import torch\n\n" + TASKS[name].replace("class Model", "class ModelNew")
+    verdict = judged(candidate, (), str(tmp_path), f"local:{task}")
+    assert verdict["clean"], verdict["findings"]
+    assert "eps_dropped" in {entry["guard"] for entry in verdict["not_checked"]}
+
+
+def test_a_candidate_that_refuses_the_input_is_not_run(nowhere: str) -> None:
+    refusing = NATIVE.replace("return self.ln(x)", "raise ValueError('x: must be on a CUDA device')")
+    with pytest.raises(RuntimeError, match="refuses the task's own input here: x: must be on a CUDA device"):
+        judged(refusing, (), nowhere)
+
+
+def test_an_output_of_another_shape_ends_the_run(nowhere: str) -> None:
+    with pytest.raises(RuntimeError, match=r"the output's shape is \(6, 4, 8\), the reference's is \(6, 4, 8, 8\)"):
+        judged(NATIVE.replace("self.ln(x)", "self.ln(x)[..., 0]"), (), nowhere)
+
+
+def test_a_refused_probe_is_not_checked_rather_than_clean(nowhere: str) -> None:
+    wide_only = NATIVE.replace(
+        "return", "if x.shape[-3:].numel() < 8:\n            raise ValueError('N: at least 8')\n        return"
+    )
+    verdict = judged(wide_only, (), nowhere)
+    assert {"guard": "unbiased_variance", "reason": "the candidate refuses the probe: N: at least 8"} in verdict[
+        "not_checked"
+    ]
+
+
+def test_an_output_that_is_nan_by_itself_is_no_other_fault(nowhere: str) -> None:
+    """Wrong, and for the official check to say: it is written, every call is alike, and no stream is left."""
+    verdict = judged(NATIVE.replace("return self.ln(x)", "return self.ln(x) * float('nan')"), (), nowhere)
+    behaviour = {name for name, entry in REGISTER.items() if entry.family == "behaviour"}
+    assert not guards_of(verdict) & behaviour, verdict["findings"]
+
+
+def test_an_unknown_guard_cannot_be_disabled(nowhere: str) -> None:
+    with pytest.raises(RuntimeError, match="no guard is called typo"):
+        judged(NATIVE, ("typo",), nowhere)
+
+
+@pytest.mark.parametrize(("twin", "clean"), [("eps_dropped", False), ("descriptor_written", False), (None, True)])
+def test_the_product_way_gives_the_same(
+    twin: str | None, clean: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through run_isolated, whose result pipe is the one that descriptor_written spoils."""
+    monkeypatch.chdir(tmp_path)
+    payload = {
+        "candidate_source": source_of(twin) if twin else NATIVE,
+        "task": TASK,
+        "device": "cpu",
+        "guards_calls": CALLS,
+    }
+    outcome = run_isolated(TARGET, payload, timeout_s=120)
+    assert outcome.status is Status.OK, outcome.message + outcome.log
+    assert outcome.value is not None and outcome.value["clean"] is clean
+    assert twin is None or TWINS[twin]["guard"] in guards_of(outcome.value)
+
+
+# What a GPU makes different: streams, its allocator, its profiler. eval/measure/twins.py runs all twins, full size.
+ON_GPU = ["side_stream", "uninitialised_output", "cached_by_pointer", "ring_of_outputs", "borrowed_native"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("twin", ON_GPU)
+def test_a_twin_is_caught_on_a_gpu(twin: str, nowhere: str) -> None:
+    payload = {"candidate_source": source_of(twin), "task": TASK, "device": "cuda", "guards_calls": CALLS}
+    verdict = run_forked(TARGET, payload, nowhere)
+    assert TWINS[twin]["guard"] in guards_of(verdict), f"{twin}: {verdict}"
