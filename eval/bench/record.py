@@ -1,4 +1,4 @@
-"""Joins what a benchmark run found out into a result file. Knows the keys of results.md; imports no torch.
+"""Joins what a benchmark run found out into a result file. Knows the keys of docs/result.schema.json; imports no torch.
 
 `bench.runs.<run>` keeps what belongs to the run as a whole: protocol, environment, and for each scene the order of
 every round, the bytes it moves and the quality of the machine. Each timing names its run, because only samples of one

@@ -1,7 +1,7 @@
 """Every timing table of the documents and of the terminal, made from result files alone.
 
 A table is data (title, headers, rows of strings, notes); Markdown and rich are two ways to show it. Nothing here
-measures, reads a file or knows a task: what a table says comes from the keys of results.md.
+measures, reads a file or knows a task: what a table says comes from the keys of docs/result.schema.json.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The tables of the documents that are about verdicts rather than times: headline, official, identity, stress, oracle.
 
-Made from result files alone (keys of results.md). The official verdict has its own table and its own columns: nothing
-of the other stages is merged into it.
+Made from result files alone (keys of docs/result.schema.json). The official verdict has its own table and its own
+columns: nothing of the other stages is merged into it.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def test_a_timing_method_is_one_file(tmp_path):
     before = {file: file.read_bytes() for file in package.rglob("*") if file.is_file()}
     (package / "eval" / "bench" / "methods" / "wall_clock.py").write_text(NEW_METHOD)
     touched = [file for file in package.rglob("*") if file.is_file() and before.get(file) != file.read_bytes()]
-    assert len(touched) == 1, "house.md: a timing method is one file and its registration, which stands in it"
+    assert len(touched) == 1, "a timing method is one file: its registration stands in it"
 
     (tmp_path / "reference.py").write_text(REFERENCE)
     (tmp_path / "mine.py").write_text(REFERENCE.replace("class Model(", "class ModelNew("))
