@@ -13,7 +13,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Baseline:
+class BaselineProgram:
     """One row of the table. `own_graphs`: the mode replays CUDA graphs itself, so only upstream's methods time it."""
 
     title: str
@@ -24,37 +24,37 @@ class Baseline:
     floor: bool = False  # not the task at all: what moving the same input and output takes; never ranked
 
 
-BASELINES: dict[str, Baseline] = {
-    "copy": Baseline("copy of the input", floor=True),
-    "eager": Baseline("eager", upstream_file="baseline_time_torch.json"),
-    "torchscript": Baseline("TorchScript (traced)"),
-    "compile_default": Baseline(
+BASELINES: dict[str, BaselineProgram] = {
+    "copy": BaselineProgram("copy of the input", floor=True),
+    "eager": BaselineProgram("eager", upstream_file="baseline_time_torch.json"),
+    "torchscript": BaselineProgram("TorchScript (traced)"),
+    "compile_default": BaselineProgram(
         "torch.compile default",
         "inductor",
         "default",
         upstream_file="baseline_time_torch_compile_inductor_default.json",
     ),
-    "compile_max_autotune_no_cudagraphs": Baseline(
+    "compile_max_autotune_no_cudagraphs": BaselineProgram(
         "torch.compile max-autotune-no-cudagraphs",
         "inductor",
         "max-autotune-no-cudagraphs",
         upstream_file="baseline_time_torch_compile_inductor_max-autotune-no-cudagraphs.json",
     ),
-    "compile_reduce_overhead": Baseline(
+    "compile_reduce_overhead": BaselineProgram(
         "torch.compile reduce-overhead",
         "inductor",
         "reduce-overhead",
         own_graphs=True,
         upstream_file="baseline_time_torch_compile_inductor_reduce-overhead.json",
     ),
-    "compile_max_autotune": Baseline(
+    "compile_max_autotune": BaselineProgram(
         "torch.compile max-autotune",
         "inductor",
         "max-autotune",
         own_graphs=True,
         upstream_file="baseline_time_torch_compile_inductor_max-autotune.json",
     ),
-    "compile_cudagraphs": Baseline(
+    "compile_cudagraphs": BaselineProgram(
         "torch.compile cudagraphs backend",
         "cudagraphs",
         None,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,25 +22,13 @@ from kbsub.adapters.evaluator import import_upstream
 from kbsub.adapters.task import task_from_payload
 from kbsub.eval.bench import baselines, floors, quality
 from kbsub.eval.bench.machine import CpuMachine, CudaMachine, machine_for
-from kbsub.eval.bench.ring import Ring, RingProgram
+from kbsub.eval.bench.methods.method import TimingMethod, UpstreamTiming
+from kbsub.eval.bench.methods.register import methods
 from kbsub.eval.bench.scene import BenchScene
-from kbsub.eval.bench.timing import (
-    COLD_REPLAY,
-    CPU_REHEARSAL,
-    GRAPH_REPLAY,
-    REPLAYS,
-    Dropped,
-    Series,
-    TimingProtocol,
-    replay_rounds,
-    replay_statistics,
-    upstream_rounds,
-    upstream_statistics,
-)
+from kbsub.eval.bench.timing import Dropped, TimingProtocol
 from kbsub.eval.process.isolated import JudgeFailure, Status, is_out_of_memory
 
 Progress = Callable[[dict[str, Any]], None]
-RING_WARMUPS = 2  # of the whole ring
 BUILD_SHARE = 0.5  # of the budget; later compile baselines are skipped rather than eat the time of the rounds
 
 
@@ -90,10 +78,10 @@ def run(payload: dict[str, Any], progress: Progress) -> dict[str, Any]:
     Payload: device, task, kernelbench, methods, protocol, budget_s, floors {chain: {...}|None}|None, sources {name:
     text}, scenes [{key, precision, shape|None, candidates [...], baselines [...], rounds|None}].
     """
-    return BenchRun(payload, progress).run()
+    return BenchProcess(payload, progress).run()
 
 
-class BenchRun:
+class BenchProcess:
     """One process's worth of benchmarking."""
 
     def __init__(self, payload: dict[str, Any], progress: Progress) -> None:
@@ -102,14 +90,13 @@ class BenchRun:
         self.machine: CudaMachine | CpuMachine = machine_for(payload["device"])
         self.watch = TimerWatch()
         self.stand_ins: tuple[str, ...] = ()
-        self.functions: dict[str, Any] = {}
-        self.get_stats: Any = None
+        self.upstream: UpstreamTiming | None = None
         self.upstream_reason = self._import_upstream()
         self.budget_s = float(payload["budget_s"])
 
     def _import_upstream(self) -> str:
         """Get upstream's timing functions from the checkout; why there are none, or "" when there are."""
-        wanted = [method for method in self.payload["methods"] if method not in REPLAYS]
+        wanted = [name for name in self.payload["methods"] if methods()[name].upstream]
         if not wanted:
             return "not asked for"
         if not self.machine.graphs:
@@ -118,8 +105,9 @@ class BenchRun:
             return "upstream's methods need the checkout: kbsub fetch"
         upstream = import_upstream(Path(self.payload["kernelbench"]))
         timing = upstream.module.timing
-        self.functions = {method: timing.get_timing_function(method) for method in wanted}
-        self.get_stats, self.stand_ins = timing.get_timing_stats, upstream.stand_ins
+        functions = {name: timing.get_timing_function(name) for name in wanted}
+        self.upstream = UpstreamTiming(functions, timing.get_timing_stats)
+        self.stand_ins = upstream.stand_ins
         return ""
 
     def used(self) -> float:
@@ -177,9 +165,9 @@ class BenchRun:
 class SceneRun:
     """One shape and precision: build, verify, capture, time."""
 
-    def __init__(self, bench: BenchRun, spec: dict[str, Any]) -> None:
+    def __init__(self, bench: BenchProcess, spec: dict[str, Any]) -> None:
         self.bench, self.spec, self.id = bench, spec, _scene_id(spec)
-        self.machine = bench.machine
+        self.machine, self.upstream = bench.machine, bench.upstream
         protocol = dict(bench.payload["protocol"])
         if spec.get("rounds"):
             protocol["rounds"] = spec["rounds"]
@@ -199,18 +187,15 @@ class SceneRun:
         for name in [*spec["candidates"], *spec["baselines"]]:
             self._build(name)
         self.before = quality.snapshot(self.uuid)
-        if GRAPH_REPLAY in bench.payload["methods"]:
-            self._replay()
-        if COLD_REPLAY in bench.payload["methods"]:
-            self._cold_replay()
-        for method, function in bench.functions.items():
-            self._upstream(method, function)
+        for name, method in methods().items():
+            if name in bench.payload["methods"]:
+                self._measure(method)
         self._parameters_unchanged()
         self._emit(finished=True)
 
     # ---- building ----
 
-    def _guard(self, name: str, stage: str, action: Callable[[], Any]) -> tuple[bool, Any]:
+    def attempt(self, name: str, stage: str, action: Callable[[], Any]) -> tuple[bool, Any]:
         """Run an action for one program; on any failure drop the program, and check that the device still answers."""
         self.bench.progress({"stage": stage, "case": f"{name} at {self.id}", "program": name, "scene": self.id})
         try:
@@ -264,7 +249,7 @@ class SceneRun:
                 raise Dropped(Status.RUNTIME_ERROR, f"it replaced {replaced}, a timing function")
             return program
 
-        kept, program = self._guard(name, "build and first call of", first_call)
+        kept, program = self.attempt(name, "build and first call of", first_call)
         if kept:
             self.programs[name] = program
             self.rows[name] = {"status": Status.OK.value, "timing": {}}
@@ -280,68 +265,23 @@ class SceneRun:
 
     # ---- timing ----
 
-    def _replay(self) -> None:
-        captured: dict[str, Any] = {}
-        for name, program in list(self.programs.items()):
-            if program.own_graphs and self.machine.graphs:
-                continue
-
-            def capture(program: Program = program) -> Any:
-                self.scene.load(0)
-                return self.machine.capture(program.call, self.scene.captured_arguments(), self.protocol.warmups)
-
-            kept, value = self._guard(name, "capture of", capture)
-            if kept:
-                captured[name] = value
-        series = replay_rounds(captured, self.machine, self.scene, self.protocol, self._guard, self._out_of_time)
-        method = GRAPH_REPLAY if self.machine.graphs else CPU_REHEARSAL
-        self._store(method, series, lambda name, samples: replay_statistics(samples, self.protocol))
-
-    def _cold_replay(self) -> None:
-        """The same rounds over a ring of buffers: a sample is the mean over the ring, replayed once."""
-        ring = Ring(self.scene) if self.machine.graphs else Ring(self.scene, ring_bytes=0)
-        captured: dict[str, Any] = {}
-        for name, program in list(self.programs.items()):
-            if program.own_graphs and self.machine.graphs:
-                continue
-
-            def capture(program: Program = program) -> RingProgram:
-                return RingProgram(self.machine.capture(ring.over(program.call), [], RING_WARMUPS), ring)
-
-            kept, value = self._guard(name, "capture over the ring of", capture)
-            if kept:
-                captured[name] = value
-        once = replace(self.protocol, replays=1, warmups=RING_WARMUPS)
-        series = replay_rounds(captured, self.machine, ring, once, self._guard, self._out_of_time)
-        for samples in series.samples.values():
-            samples[:] = [sample / ring.size for sample in samples]
-        method = COLD_REPLAY if self.machine.graphs else CPU_REHEARSAL
-        self._store(method, series, lambda _, samples: {**replay_statistics(samples, once), "ring": ring.size})
-
-    def _upstream(self, method: str, function: Callable[..., list[float]]) -> None:
-        calls = {name: program.call for name, program in self.programs.items()}
-        series = upstream_rounds(
-            method, function, calls, self.scene, self.protocol, self._guard, self.machine.device, self._out_of_time
-        )
-        self._store(
-            method,
-            series,
-            lambda name, samples: upstream_statistics(
-                samples, series.passes[name], self.bench.get_stats(samples), self.protocol
-            ),
-        )
-
-    def _out_of_time(self) -> bool:
-        return self.bench.used() >= 1.0
-
-    def _store(self, method: str, series: Series, statistics: Callable[[str, list[float]], dict[str, Any]]) -> None:
-        self.series[method] = {"names": series.names, "orders": series.orders, "seconds": round(series.seconds, 3)}
+    def _measure(self, method: TimingMethod) -> None:
+        """Run one method over every program that is still there, and send on what it found."""
+        key = method.key(on_gpu=self.machine.graphs)
+        if key is None or (method.upstream and self.upstream is None):
+            return
+        found = method.measure(self)
+        series = found.series
+        self.series[key] = {"names": series.names, "orders": series.orders, "seconds": round(series.seconds, 3)}
         for name, samples in series.samples.items():
             if name in self.programs and samples:
-                stats = statistics(name, samples)
+                stats = found.statistics(name, samples)
                 stats["flags"] = quality.sample_flags(stats, len(samples))
-                self.rows[name]["timing"][method] = stats
+                self.rows[name]["timing"][key] = stats
         self._emit()
+
+    def out_of_time(self) -> bool:
+        return self.bench.used() >= 1.0
 
     def _parameters_unchanged(self) -> None:
         for name, program in list(self.programs.items()):

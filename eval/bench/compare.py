@@ -34,7 +34,7 @@ class Verdict(str, Enum):
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PairedComparison:
     """Time of A over time of B: the median ratio over rounds and its bootstrap interval (all dimensionless)."""
 
     verdict: Verdict
@@ -73,7 +73,9 @@ def interval(ratios: Sequence[float], confidence: float = CONFIDENCE, seed: int 
     return math.exp(float(np.median(logs))), math.exp(float(low)), math.exp(float(high))
 
 
-def compare(a_ms: Sequence[float], b_ms: Sequence[float], *, margin: float = MARGIN, seed: int = SEED) -> Comparison:
+def compare(
+    a_ms: Sequence[float], b_ms: Sequence[float], *, margin: float = MARGIN, seed: int = SEED
+) -> PairedComparison:
     """Compare paired samples in milliseconds: a_ms[i] and b_ms[i] come from the same round i.
 
     A series that ended early is paired as far as it goes. Raises ValueError on a time that is not positive and finite.
@@ -87,9 +89,9 @@ def compare(a_ms: Sequence[float], b_ms: Sequence[float], *, margin: float = MAR
     if rounds < MIN_ROUNDS:
         reason = f"{rounds} paired rounds, at least {MIN_ROUNDS} are needed"
         ratio = float(np.median(np.divide(a, b))) if rounds else math.nan
-        return Comparison(Verdict.UNSURE, ratio, ratio, ratio, rounds, reason)
+        return PairedComparison(Verdict.UNSURE, ratio, ratio, ratio, rounds, reason)
     ratio, low, high = interval([x / y for x, y in zip(a, b, strict=True)], seed=seed)
-    return Comparison(judge(low, high, margin), ratio, low, high, rounds)
+    return PairedComparison(judge(low, high, margin), ratio, low, high, rounds)
 
 
 def judge(low: float, high: float, margin: float = MARGIN) -> Verdict:
@@ -103,6 +105,6 @@ def judge(low: float, high: float, margin: float = MARGIN) -> Verdict:
     return Verdict.UNSURE
 
 
-def unpaired(reason: str) -> Comparison:
+def unpaired(reason: str) -> PairedComparison:
     """Two measurements that may not be compared: other runs, GPUs or versions."""
-    return Comparison(Verdict.UNSURE, math.nan, math.nan, math.nan, 0, reason)
+    return PairedComparison(Verdict.UNSURE, math.nan, math.nan, math.nan, 0, reason)

@@ -11,11 +11,10 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from kbsub.eval.bench.baselines import BASELINES
-from kbsub.eval.bench.plan import Plan, SceneSpec
+from kbsub.eval.bench.plan import BenchPlan, SceneSpec
 from kbsub.eval.process.isolated import Outcome, Status, run_isolated
 
-TARGET = "kbsub.eval.bench.timing:bench"
+TARGET = "kbsub.eval.bench.child:run"
 GRACE_S = 45.0  # over the budget, before a child counts as hung: compiling cannot be interrupted half-way
 LEAST_S = 20.0  # a restarted child gets at least this
 ENDINGS_OF_THE_CHILD = (Status.CRASHED, Status.TIMEOUT, Status.OUT_OF_MEMORY, Status.RUNTIME_ERROR)
@@ -24,11 +23,11 @@ Isolate = Callable[..., Outcome]
 
 
 @dataclass
-class Record:
+class BenchRecord:
     """What one run found out. `scenes`: the child's last event of each scene, by scene id."""
 
     run: str
-    plan: Plan
+    plan: BenchPlan
     scenes: dict[str, dict[str, Any]] = field(default_factory=dict)
     dropped: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)  # scene id -> name -> row
     skipped: dict[str, str] = field(default_factory=dict)
@@ -55,18 +54,18 @@ def run_id() -> str:
 
 
 def run_bench(
-    plan: Plan,
+    plan: BenchPlan,
     *,
     on_event: Callable[[dict[str, Any]], None] | None = None,
-    on_record: Callable[[Record], None] | None = None,
+    on_record: Callable[[BenchRecord], None] | None = None,
     isolate: Isolate = run_isolated,
-) -> Record:
+) -> BenchRecord:
     """Run the plan to its end, whatever single programs do; `on_record` is called whenever there is more to keep.
 
     A program during which the child died gets the child's status in that scene, and the scene is measured again
     without it; a program that killed the child twice is left out everywhere.
     """
-    record = Record(run_id(), plan)
+    record = BenchRecord(run_id(), plan)
     started = time.monotonic()
     deaths: dict[str, int] = {}
     last: dict[str, Any] = {}
@@ -104,7 +103,7 @@ def run_bench(
     return record
 
 
-def _keep(record: Record, event: dict[str, Any]) -> None:
+def _keep(record: BenchRecord, event: dict[str, Any]) -> None:
     kind = event["kind"]
     if kind == "scene":
         record.scenes[event["scene"]] = event
@@ -121,7 +120,7 @@ def _keep(record: Record, event: dict[str, Any]) -> None:
         record.notes.append(event["text"])
 
 
-def _payload(record: Record, deaths: dict[str, int], used_s: float) -> dict[str, Any]:
+def _payload(record: BenchRecord, deaths: dict[str, int], used_s: float) -> dict[str, Any]:
     """What is left to do for a (new) child: unfinished scenes without the programs that are out."""
     plan = record.plan
     scenes = []
@@ -158,8 +157,3 @@ def _payload(record: Record, deaths: dict[str, int], used_s: float) -> dict[str,
         "other_functions": [stem for stem, candidate in plan.candidates.items() if not candidate.same_function],
         "scenes": scenes,
     }
-
-
-def titles(names: list[str]) -> dict[str, str]:
-    """A person's words for program names: a baseline's title, a candidate's own stem."""
-    return {name: BASELINES[name].title if name in BASELINES else name for name in names}

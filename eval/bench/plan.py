@@ -1,81 +1,26 @@
 """What one benchmark run will do: which candidates may be timed where, on which shapes, against which baselines.
 
-Reads files (candidates, candidates.toml, bench.toml, the stored result); imports no torch and starts nothing.
+Reads the candidates that it is handed; imports no torch and starts nothing.
 """
 
 from __future__ import annotations
 
 import hashlib
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
-from kbsub.eval.bench.timing import COLD_REPLAY, METHODS, TimingProtocol
+from kbsub.eval.bench.methods.register import methods, part_of_all
+from kbsub.eval.bench.timing import TimingProtocol
 from kbsub.eval.results.model import Result, row_key
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-BENCH_FILE = "bench.toml"
-OFFICIAL = "official"  # the key of the task's own shape
+from kbsub.eval.results.timing import OFFICIAL
+from kbsub.eval.tasks.bench_file import BENCH_FILE, BenchFile, ChainSpec, ShapeSpec
+from kbsub.eval.tasks.declarations import declaration_of
 
 
 class PlanError(ValueError):
     """A run that cannot be planned; the message names the file or option, the rule and the way out."""
-
-
-class ShapeSpec(BaseModel):
-    """One shape beyond the official one: uniform inputs of these sizes, the constructor's arguments, the seed."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    inputs: list[list[int]] = Field(min_length=1)
-    init: list[Any]
-    seed: int
-    rounds: int | None = None
-
-    @property
-    def key(self) -> str:
-        """The key of results.md: "8x32x128x256", from the first input."""
-        return "x".join(map(str, self.inputs[0]))
-
-
-class ChainSpec(BaseModel):
-    """How many independent chains of how many dependent updates the task's reference order has."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    chains: int = Field(ge=1)
-    updates: int = Field(ge=1)
-
-
-class BenchFile(BaseModel):
-    """The bench.toml of a task folder."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    chain: ChainSpec | None = None
-    shapes: list[ShapeSpec] = Field(default_factory=list)
-
-
-def read_bench_file(folder: Path | None) -> BenchFile:
-    """The task folder's bench.toml; an empty one where there is none. PlanError when it cannot be believed."""
-    path = None if folder is None else folder / BENCH_FILE
-    if path is None or not path.is_file():
-        return BenchFile()
-    try:
-        return BenchFile.model_validate(tomllib.loads(path.read_text("utf-8")))
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise PlanError(f"{path}: is not TOML: {error}") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise PlanError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
 
 
 @dataclass(frozen=True)
@@ -115,7 +60,7 @@ class SceneSpec:
 
 
 @dataclass
-class Plan:
+class BenchPlan:
     """One run. `sources` holds every candidate's text; `task` is what kbsub.adapters.task.resolve_task takes."""
 
     task: str
@@ -132,8 +77,6 @@ class Plan:
 
 def read_candidate(path: Path) -> CandidateFile:
     """A candidate file with its declaration. PlanError when it cannot be read; DeclarationError from its table."""
-    from kbsub.eval.tasks.declarations import declaration_of
-
     try:
         source = path.read_bytes().decode("utf-8")  # not read_text: it would change the line ends, and the hash
     except (OSError, UnicodeDecodeError) as error:
@@ -143,34 +86,6 @@ def read_candidate(path: Path) -> CandidateFile:
         return CandidateFile(path.stem, source, None)
     precisions = tuple(declared.precision)
     return CandidateFile(path.stem, source, declared.contract, precisions, declared.same_function)
-
-
-def candidate_files(names: Sequence[str], folder: Path | None) -> list[Path]:
-    """The files a person names: paths, or stems of the task's folder; without names every one the folder declares.
-
-    Raises PlanError for a name that is no file, for two of one stem, and when there is nothing to choose from.
-    """
-    from kbsub.eval.tasks.declarations import FILE_NAME, read_declarations
-
-    declared = folder is not None and (folder / FILE_NAME).is_file()
-    if not names:
-        if folder is None or not declared:
-            raise PlanError(f"{folder or 'this task'}: declares no candidates ({FILE_NAME}); name the files to time")
-        return [folder / f"{stem}.py" for stem in read_declarations(folder)]
-    found = []
-    for name in names:
-        path = Path(name)
-        if not path.is_file() and folder is not None and path.parent == Path("."):
-            path = folder / f"{path.stem}.py"
-        if not path.is_file():
-            raise PlanError(
-                f"{name}: no such candidate file" + (f", and none of that name in {folder}" if folder else "")
-            )
-        found.append(path)
-    stems = [path.stem for path in found]
-    if twice := sorted({stem for stem in stems if stems.count(stem) > 1}):
-        raise PlanError(f"{twice[0]}: two files of one name would share a row; time them in two runs")
-    return found
 
 
 def choose_shapes(wanted: str, bench: BenchFile) -> list[ShapeSpec | None]:
@@ -196,11 +111,11 @@ def choose_shapes(wanted: str, bench: BenchFile) -> list[ShapeSpec | None]:
 def choose_methods(wanted: str) -> list[str]:
     """The methods of --methods: "all" or names joined by commas. PlanError for an unknown one."""
     if wanted == "all":
-        return list(METHODS)
+        return part_of_all()
     names = wanted.split(",")
     for name in names:
-        if name not in (*METHODS, COLD_REPLAY):
-            raise PlanError(f"--methods {name}: known are all, {', '.join(METHODS)}, {COLD_REPLAY}")
+        if name not in methods():
+            raise PlanError(f"--methods {name}: known are all, {', '.join(methods())}")
     return names
 
 

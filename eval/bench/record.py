@@ -1,4 +1,4 @@
-"""Joins what a benchmark run found out into a result file. Knows the keys of results.md; imports no torch.
+"""Joins what a benchmark run found out into a result file. Knows the keys of docs/result.schema.json; imports no torch.
 
 `bench.runs.<run>` keeps what belongs to the run as a whole: protocol, environment, and for each scene the order of
 every round, the bytes it moves and the quality of the machine. Each timing names its run, because only samples of one
@@ -17,26 +17,27 @@ from kbsub.adapters.environment import project_commit
 from kbsub.adapters.task import Task
 from kbsub.eval.bench.baselines import BASELINES
 from kbsub.eval.bench.floors import memory_floor_ms
-from kbsub.eval.bench.parent import Record
-from kbsub.eval.bench.plan import OFFICIAL, SceneSpec
+from kbsub.eval.bench.parent import BenchRecord
+from kbsub.eval.bench.plan import SceneSpec
 from kbsub.eval.process.isolated import Status
-from kbsub.eval.report.tables import run_of, timings_by_scene
-from kbsub.eval.results.model import (
-    EARLIER,
-    Baseline,
-    Candidate,
-    Environment,
+from kbsub.eval.results.model import Baseline, Candidate, Result, TaskFacts, row_key, update_result
+from kbsub.eval.results.record import Environment
+from kbsub.eval.results.timing import (
+    OFFICIAL,
+    BenchOutcome,
+    BenchRun,
+    BenchRuns,
+    EqualOutputs,
     Floors,
-    Result,
-    Shape,
-    TaskFacts,
+    ProtocolRecord,
+    SceneRecord,
+    ShapeRow,
     Timing,
-    row_key,
-    update_result,
+    timings_by_shape,
 )
 
 
-def store(path: Path, record: Record, task: Task) -> Result | None:
+def store(path: Path, record: BenchRecord, task: Task) -> Result | None:
     """Join the record into the result file at `path`; None when the child never said where it runs.
 
     Raises ResultError when the file is about another task or GPU, or cannot be written (the old file is then still
@@ -50,7 +51,7 @@ def store(path: Path, record: Record, task: Task) -> Result | None:
     return update_result(path, new, lambda result: _join(result, record))
 
 
-def _floors(record: Record) -> Floors:
+def _floors(record: BenchRecord) -> Floors:
     """The floors of the task's own shape at fp32; other scenes keep theirs in bench.runs.
 
     Nothing from a run without that shape: copy, chain and bytes of the file are of one run.
@@ -65,7 +66,7 @@ def _floors(record: Record) -> Floors:
     return Floors.model_validate(floors)
 
 
-def _join(result: Result, record: Record) -> None:
+def _join(result: Result, record: BenchRecord) -> None:
     before = {key: baseline.model_copy(deep=True) for key, baseline in result.baselines.items()}
     for scene in record.plan.scenes:
         for name, row in record.rows(scene).items():
@@ -76,36 +77,36 @@ def _join(result: Result, record: Record) -> None:
             else:
                 _join_candidate(result, record, scene, name, row)
     keep_pairs(result, before)
-    bench = dict((result.model_extra or {}).get("bench") or {})
-    bench["runs"] = {**bench.get("runs", {}), record.run: _run_block(record, result.environment)}
+    bench = result.bench or BenchRuns()
+    runs = {**bench.runs, record.run: _run_block(record, result.environment)}
     used = _runs_in_use(result) | {record.run}
-    bench["runs"] = {run: block for run, block in bench["runs"].items() if run in used}
-    result.__pydantic_extra__ = {**(result.model_extra or {}), "bench": bench}
+    result.bench = bench.model_copy(update={"runs": {run: block for run, block in runs.items() if run in used}})
 
 
-def _run_block(record: Record, environment: Environment) -> dict[str, Any]:
+def _run_block(record: BenchRecord, environment: Environment) -> BenchRun:
     scenes = {}
     for key, event in record.scenes.items():
         kept = ("bytes", "input_bytes", "series", "quality", "upstream_methods")
-        scenes[key] = {name: event[name] for name in kept}
+        scene = {name: event[name] for name in kept}
         if "copy_gb_s" in record.floors:
-            scenes[key]["memory_floor_ms"] = memory_floor_ms(event["bytes"], record.floors["copy_gb_s"])
-    return {
-        "protocol": asdict(record.plan.protocol),
-        "methods": record.plan.methods,
-        "environment": environment.model_dump(mode="json"),
-        "floors": record.floors,
-        "scenes": scenes,
-        "skipped": record.skipped,
-        "notes": record.notes,
-    }
+            scene["memory_floor_ms"] = memory_floor_ms(event["bytes"], record.floors["copy_gb_s"])
+        scenes[key] = SceneRecord.model_validate(scene)
+    return BenchRun(
+        protocol=ProtocolRecord(**asdict(record.plan.protocol)),
+        methods=record.plan.methods,
+        environment=environment.model_copy(deep=True),
+        floors=Floors.model_validate(record.floors),
+        scenes=scenes,
+        skipped=record.skipped,
+        notes=record.notes,
+    )
 
 
 def _timings(row: Mapping[str, Any], run: str) -> dict[str, Timing]:
     return {method: Timing.model_validate({**stats, "run": run}) for method, stats in row.get("timing", {}).items()}
 
 
-def _outcome(row: Mapping[str, Any], notes: list[str], run: str) -> dict[str, Any]:
+def _outcome(row: Mapping[str, Any], notes: list[str], run: str) -> BenchOutcome:
     """How timing ended: never merged into the row's own status."""
     outcome: dict[str, Any] = {"status": row["status"], "run": run}
     for key in ("reason", "verified"):
@@ -113,7 +114,7 @@ def _outcome(row: Mapping[str, Any], notes: list[str], run: str) -> dict[str, An
             outcome[key] = row[key]
     if notes:
         outcome["notes"] = notes
-    return outcome
+    return BenchOutcome.model_validate(outcome)
 
 
 def _join_baseline(result: Result, scene: SceneSpec, name: str, row: Mapping[str, Any], run: str) -> None:
@@ -121,13 +122,13 @@ def _join_baseline(result: Result, scene: SceneSpec, name: str, row: Mapping[str
     baseline = result.baselines.get(key) or Baseline()
     if scene.key == OFFICIAL:
         baseline.timing = _replaced(baseline.timing, row, run)
-        _set_extra(baseline, "bench", _outcome(row, [], run))
+        baseline.bench = _outcome(row, [], run)
     else:
         baseline.shapes = _with_shape(baseline.shapes, scene, row, run, [])
     result.baselines = {**result.baselines, key: baseline}
 
 
-def _join_candidate(result: Result, record: Record, scene: SceneSpec, name: str, row: Mapping[str, Any]) -> None:
+def _join_candidate(result: Result, record: BenchRecord, scene: SceneSpec, name: str, row: Mapping[str, Any]) -> None:
     key = row_key(name, scene.precision)
     file = record.plan.candidates[name]
     candidate = result.candidates.get(key)
@@ -145,7 +146,7 @@ def _join_candidate(result: Result, record: Record, scene: SceneSpec, name: str,
     notes = scene.notes.get(name, [])
     if scene.key == OFFICIAL:
         candidate.timing = _replaced(candidate.timing or {}, row, record.run) or None
-        _set_extra(candidate, "bench", _outcome(row, notes, record.run))
+        candidate.bench = _outcome(row, notes, record.run)
     else:
         candidate.shapes = _with_shape(candidate.shapes, scene, row, record.run, notes)
     result.candidates = {**result.candidates, key: candidate}
@@ -159,30 +160,25 @@ def _replaced(old: Mapping[str, Timing], row: Mapping[str, Any], run: str) -> di
 
 
 def _with_shape(
-    shapes: Mapping[str, Shape] | None, scene: SceneSpec, row: Mapping[str, Any], run: str, notes: list[str]
-) -> dict[str, Shape]:
+    shapes: Mapping[str, ShapeRow] | None, scene: SceneSpec, row: Mapping[str, Any], run: str, notes: list[str]
+) -> dict[str, ShapeRow]:
     """The shapes table with this scene's entry; what others stored in the entry stays."""
-    entry = dict((shapes or {})[scene.key]) if scene.key in (shapes or {}) else {}
-    old = entry.pop("timing", None) or {}
-    if row["status"] != Status.NOT_RUN.value or "status" not in entry:
-        entry["status"] = row["status"]
-        entry.pop("reason", None)
+    entry = (shapes or {})[scene.key].model_copy() if scene.key in (shapes or {}) else ShapeRow()
+    if row["status"] != Status.NOT_RUN.value or entry.status is None:
+        entry.status = Status(row["status"])
+        entry.clear("reason")
         if row.get("reason"):
-            entry["reason"] = row["reason"]
-    entry["timing"] = _replaced(old, row, run)
+            entry.reason = row["reason"]
+    entry.timing = _replaced(entry.timing or {}, row, run)
     verified = row.get("verified")
-    if verified and entry.get("bit_identity") is None:
-        entry["bit_identity"] = {"identical": verified["bit_identical"], "total": verified["outputs"], "by": "bench"}
-    entry["bench"] = _outcome(row, notes, run)
-    return {**(shapes or {}), scene.key: Shape.model_validate(entry)}
-
-
-def _set_extra(model: Baseline | Candidate, key: str, value: Any) -> None:
-    model.__pydantic_extra__ = {**(model.model_extra or {}), key: value}
+    if verified and entry.bit_identity is None:
+        entry.bit_identity = EqualOutputs(identical=verified["bit_identical"], total=verified["outputs"], by="bench")
+    entry.bench = _outcome(row, notes, run)
+    return {**(shapes or {}), scene.key: entry}
 
 
 def keep_pairs(result: Result, before: Mapping[str, Baseline]) -> None:
-    """Keep the baselines' replaced timings that stored candidates were timed beside, under `earlier.<run>.<scene>`.
+    """Keep the baselines' replaced timings that stored candidates were timed beside, under `earlier.<run>.<shape>`.
 
     Only samples of one run are paired: without them, timing one candidate again would leave every other one without
     the eager that it ran with. `before`: the baselines as they were.
@@ -196,29 +192,30 @@ def keep_pairs(result: Result, before: Mapping[str, Baseline]) -> None:
             for run, scene, method, _ in _timings_of(row)
         }
         wanted -= {(run, scene, method) for run, scene, method, _ in _timings_of(result.baselines[key])}
-        kept: dict[str, dict[str, dict[str, Any]]] = {}
+        kept: dict[str, dict[str, dict[str, Timing]]] = {}
         for run, scene, method, timing in [*_earlier(old), *_timings_of(old)]:
             if (run, scene, method) in wanted:
-                kept.setdefault(run, {}).setdefault(scene, {})[method] = timing.model_dump(mode="json")
-        others = {name: value for name, value in (result.baselines[key].model_extra or {}).items() if name != EARLIER}
-        result.baselines[key].__pydantic_extra__ = {**others, **({EARLIER: kept} if kept else {})}
+                kept.setdefault(run, {}).setdefault(scene, {})[method] = timing
+        if kept:
+            result.baselines[key].earlier = kept
+        else:
+            result.baselines[key].clear("earlier")
 
 
 def _timings_of(row: Baseline | Candidate) -> Iterator[tuple[str, str, str, Timing]]:
-    """(run, scene, method, timing) of every timing of a row that names its run."""
-    for scene, timings in timings_by_scene(row).items():
+    """(run, shape, method, timing) of every timing of a row that names its run."""
+    for shape, timings in timings_by_shape(row).items():
         for method, timing in timings.items():
-            run = run_of(timing)
-            if run is not None:
-                yield run, scene, method, timing
+            if timing.run is not None:
+                yield timing.run, shape, method, timing
 
 
 def _earlier(row: Baseline) -> Iterator[tuple[str, str, str, Timing]]:
     """The same of what a baseline keeps of older runs."""
-    for run, scenes in ((row.model_extra or {}).get(EARLIER) or {}).items():
-        for scene, timings in scenes.items():
-            for method, block in timings.items():
-                yield run, scene, method, Timing.model_validate(block)
+    for run, shapes in (row.earlier or {}).items():
+        for shape, timings in shapes.items():
+            for method, timing in timings.items():
+                yield run, shape, method, timing
 
 
 def _runs_in_use(result: Result) -> set[str]:

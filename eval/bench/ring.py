@@ -34,7 +34,7 @@ class RingProgram:
 
 
 class Ring:
-    """The buffers of one scene; buffer b holds input set b mod S for good. A Scene of kbsub.eval.bench.timing."""
+    """The buffers of one scene; buffer b holds input set b mod S for good. The TimedInputs of its rounds."""
 
     def __init__(self, scene: BenchScene, ring_bytes: int = RING_BYTES) -> None:
         self.scene, self.sets = scene, len(scene.contents)

@@ -16,8 +16,6 @@ from kbsub.adapters.task import SEED, Modules, Task
 from kbsub.eval.bench.baselines import BASELINES
 from kbsub.eval.operators.compare.predicate import OFFICIAL_TOLERANCE
 
-OFFICIAL = "official"
-
 
 class SceneError(Exception):
     """The reference itself cannot be run in this scene."""

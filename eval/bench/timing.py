@@ -1,8 +1,8 @@
-"""The two ways a program is timed here: graph replay in shuffled rounds, and upstream's own methods in the same run.
+"""What the timing methods share: the protocol's numbers, shuffled rounds of replays, and what is said of samples.
 
 Everything in this file is protocol: which program runs when, how often, between which events, and what is checked in
 between. What a program is, where its inputs come from and which device runs it, arrives through small interfaces, so
-that the protocol itself is tested without a GPU. All times are milliseconds.
+that the protocol itself is tested without a GPU. The methods are in eval/bench/methods. All times are milliseconds.
 """
 
 from __future__ import annotations
@@ -15,16 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
-from kbsub.adapters.evaluator import timing_of
 from kbsub.eval.process.isolated import Status
 
-UPSTREAM_METHODS = ("cuda_event", "do_bench", "do_bench_impl", "host_time")
 GRAPH_REPLAY = "graph_replay"
-MOST_SAMPLES = 400  # of one upstream method of one program in a result file
-CPU_REHEARSAL = "cpu_rehearsal"  # what the same rounds are called on a CPU: never comparable with graph_replay
-METHODS = (GRAPH_REPLAY, *UPSTREAM_METHODS)  # what --methods all means
-COLD_REPLAY = "cold_replay"  # graph replay over a ring of buffers larger than the L2 (bench/ring.py), where asked for
-REPLAYS = (GRAPH_REPLAY, COLD_REPLAY)  # made here; the others are upstream's
 
 
 @dataclass(frozen=True)
@@ -67,8 +60,8 @@ class Machine(Protocol):
     def poison(self, output: Any) -> None: ...
 
 
-class Scene(Protocol):
-    """Inputs, reference outputs and checks of one shape and precision (eval/bench/scene.py)."""
+class TimedInputs(Protocol):
+    """Inputs, reference outputs and checks of one shape and precision (eval/bench/scene.py, eval/bench/ring.py)."""
 
     def load(self, round_index: int) -> int: ...
 
@@ -96,8 +89,8 @@ class Series:
     seconds: float = 0.0
 
 
-Guard = Callable[[str, str, Callable[[], Any]], tuple[bool, Any]]
-"""guard(name, stage, action): runs the action for one program; (False, None) when that program was dropped by it."""
+Attempt = Callable[[str, str, Callable[[], Any]], tuple[bool, Any]]
+"""attempt(name, stage, action): runs the action for one program; (False, None) when that program was dropped by it."""
 
 
 def round_orders(count: int, rounds: int, seed: int) -> list[list[int]]:
@@ -114,10 +107,11 @@ def round_orders(count: int, rounds: int, seed: int) -> list[list[int]]:
 def replay_rounds(
     captured: Mapping[str, Captured],
     machine: Machine,
-    scene: Scene,
+    scene: TimedInputs,
     protocol: TimingProtocol,
-    guard: Guard,
+    attempt: Attempt,
     out_of_time: Callable[[], bool] = lambda: False,
+    method: str = GRAPH_REPLAY,
 ) -> Series:
     """Graph replay: each round loads new input contents, then times every program once, in that round's order.
 
@@ -144,101 +138,16 @@ def replay_rounds(
                 sample_ms = machine.elapsed_ms(program.replay, protocol.replays) / protocol.replays
                 complaint = scene.check(name, program.output(), shown)
                 if complaint:
-                    raise Dropped(Status.INCORRECT_NUMERICAL, f"{GRAPH_REPLAY}, round {index}: {complaint}")
+                    raise Dropped(Status.INCORRECT_NUMERICAL, f"{method}, round {index}: {complaint}")
                 return sample_ms
 
-            kept, value = guard(name, f"{GRAPH_REPLAY} round {index}", sample)
+            kept, value = attempt(name, f"{method} round {index}", sample)
             if kept:
                 series.samples[name].append(value)
             else:
                 gone.add(name)
     series.seconds = time.monotonic() - started
     return series
-
-
-def upstream_rounds(
-    method: str,
-    function: Callable[..., list[float]],
-    programs: Mapping[str, Callable[..., Any]],
-    scene: Scene,
-    protocol: TimingProtocol,
-    guard: Guard,
-    device: Any,
-    out_of_time: Callable[[], bool] = lambda: False,
-) -> Series:
-    """One of upstream's methods, called as it is, in shuffled passes over all programs.
-
-    Every pass hands the programs another set of input addresses, and the contents behind each address change from pass
-    to pass. The last output of every call is checked. `function` is what upstream's get_timing_function returns.
-    """
-    series = Series({name: [] for name in programs}, list(programs), passes={name: [] for name in programs})
-    started = time.monotonic()
-    gone: set[str] = set()
-    trials = math.ceil(protocol.trials / protocol.passes)
-    for index, order in enumerate(round_orders(len(programs), protocol.passes, protocol.order_seed)):
-        if index and out_of_time():
-            break
-        series.orders.append(order)
-        for position in order:
-            name = series.names[position]
-            if name in gone:
-                continue
-
-            def sample(name: str = name, index: int = index) -> list[float]:
-                last = _LastOutput(programs[name], last_call(method, protocol, trials))
-                arguments, shown = scene.load_pass(index)
-                times = function(
-                    last,
-                    arguments,
-                    num_warmup=protocol.upstream_warmups,
-                    num_trials=trials,
-                    discard_first=protocol.discarded,
-                    verbose=False,
-                    device=device,
-                )
-                complaint = scene.check(name, last.output, shown)
-                if complaint:
-                    raise Dropped(Status.INCORRECT_NUMERICAL, f"{method}, pass {index}: {complaint}")
-                return [float(value) for value in times]
-
-            kept, value = guard(name, f"{method} pass {index}", sample)
-            if kept:
-                series.samples[name].extend(value)
-                series.passes[name].append(statistics.median(value))
-            else:
-                gone.add(name)
-    series.seconds = time.monotonic() - started
-    return series
-
-
-def last_call(method: str, protocol: TimingProtocol, trials: int) -> int | None:
-    """How often one of upstream's methods calls the program, read from its code at the pin; None: as often as it likes.
-
-    do_bench decides for itself; do_bench_impl knows no discarded trials and makes one call before its warm-up.
-    """
-    if method == "do_bench":
-        return None
-    extra = 1 if method == "do_bench_impl" else protocol.discarded
-    return protocol.upstream_warmups + extra + trials
-
-
-class _LastOutput:
-    """Calls a program and keeps what the last call returned.
-
-    Only the last: host_time drops each output before the next call, and one that were held here would make the
-    allocator fetch a second block inside a timed trial. `last` None keeps every output until the next.
-    """
-
-    def __init__(self, program: Callable[..., Any], last: int | None) -> None:
-        self.program, self.last, self.calls = program, last, 0
-        self.output: Any = None
-
-    def __call__(self, *arguments: Any) -> Any:
-        result = self.program(*arguments)
-        self.calls += 1
-        if self.last is None or self.calls >= self.last:
-            self.output = result
-        return result
 
 
 def quartiles(samples: Sequence[float]) -> tuple[float, float, float]:
@@ -248,7 +157,7 @@ def quartiles(samples: Sequence[float]) -> tuple[float, float, float]:
 
 
 def replay_statistics(samples: Sequence[float], protocol: TimingProtocol) -> dict[str, Any]:
-    """The `.timing.graph_replay` object of a result file; every sample kept, sample i from round i."""
+    """The `.timing` entry of a replay in a result file; every sample kept, sample i from round i."""
     q25, median, q75 = quartiles(samples)
     return {
         "median_ms": median,
@@ -262,24 +171,6 @@ def replay_statistics(samples: Sequence[float], protocol: TimingProtocol) -> dic
     }
 
 
-def upstream_statistics(
-    samples: Sequence[float], medians: Sequence[float], stats: Mapping[str, Any], protocol: TimingProtocol
-) -> dict[str, Any]:
-    """The `.timing.<upstream method>` object; `stats` is upstream's get_timing_stats (3 significant digits).
-
-    `medians`, one a pass, are what comparisons pair. Samples are kept unless do_bench made thousands of them.
-    """
-    kept = {"samples_ms": list(samples)} if len(samples) <= MOST_SAMPLES else {"samples": len(samples)}
-    return {
-        **timing_of(stats),
-        **kept,
-        "pass_medians_ms": list(medians),
-        "order_seed": protocol.order_seed,
-        "passes": protocol.passes,
-        **spread(samples),
-    }
-
-
 def spread(samples: Sequence[float]) -> dict[str, Any]:
     """Relative interquartile range, and how many samples a 0.5% standard error of the mean would take."""
     q25, median, q75 = quartiles(samples)
@@ -288,10 +179,3 @@ def spread(samples: Sequence[float]) -> dict[str, Any]:
     needed = math.ceil((deviation / (0.005 * mean)) ** 2) if math.isfinite(deviation) else None
     needed = None if needed is None else max(needed, 1)
     return {"relative_iqr": (q75 - q25) / median, "samples_for_half_percent": needed}
-
-
-def bench(payload: dict[str, Any], progress: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    """Target of the bench child: all candidates and baselines of one run in one process (eval/bench/child.py)."""
-    from kbsub.eval.bench.child import run
-
-    return run(payload, progress)

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from kbsub.eval.bench.methods.register import help_words
+
 if TYPE_CHECKING:
-    from kbsub.eval.bench.parent import Record
+    from kbsub.eval.bench.parent import BenchRecord
 
 
 def command(
@@ -21,9 +23,7 @@ def command(
         str, typer.Option(help="official, all (of the task's bench.toml), or keys by comma.")
     ] = "official",
     precision: Annotated[str, typer.Option(help="fp32, fp16, bf16, by comma.")] = "fp32",
-    methods: Annotated[
-        str, typer.Option(help="all, or by comma: graph_replay, cuda_event, do_bench, do_bench_impl, host_time.")
-    ] = "all",
+    methods: Annotated[str, typer.Option(help=help_words())] = "all",
     baselines: Annotated[str, typer.Option(help="all, none, or names by comma (eager, compile_default, ...).")] = "all",
     rounds: Annotated[int, typer.Option(help="Graph-replay rounds; 0: as published (35, extra shapes 25).", min=0)] = 0,
     trials: Annotated[int, typer.Option(help="Trials of each upstream method.", min=10)] = 100,
@@ -48,19 +48,20 @@ def command(
     from kbsub.eval.bench.baselines import DEFAULT_BASELINES, require_known
     from kbsub.eval.bench.parent import run_bench
     from kbsub.eval.bench.plan import (
-        Plan,
-        candidate_files,
+        BenchPlan,
         choose_methods,
         choose_shapes,
         plan_scenes,
-        read_bench_file,
         read_candidate,
     )
     from kbsub.eval.bench.record import store
     from kbsub.eval.bench.timing import TimingProtocol
     from kbsub.eval.process.isolated import Status
     from kbsub.eval.results.model import ResultError, read_result
-    from kbsub.eval.run.machine_facts import gpu_folder, gpu_index, gpu_name, submissions_folder
+    from kbsub.eval.run.machine_facts import gpu_folder, gpu_index, gpu_name
+    from kbsub.eval.tasks.bench_file import read_bench_file
+    from kbsub.eval.tasks.files import candidate_files
+    from kbsub.eval.tasks.folder import folder_of
 
     console = Console()
     if not console.is_terminal:
@@ -79,12 +80,12 @@ def command(
         resolved = resolve_task(task, kernelbench=checkout, precision=precisions[0])
         target = out or Path("runs") / gpu_folder(gpu) / f"{resolved.slug}.json"
         stored = read_result(target) if target.exists() else None
-        folder = Path(task.removeprefix("local:")).parent if resolved.level == 0 else submissions_folder(resolved.slug)
+        folder = folder_of(task)
         files = [read_candidate(path) for path in candidate_files(candidates or [], folder)]
         bench_file = read_bench_file(folder)
         names = {"all": list(DEFAULT_BASELINES), "none": []}.get(baselines) or baselines.split(",")
         chosen = [] if baselines == "none" else require_known(names)
-        plan = Plan(
+        plan = BenchPlan(
             task=task,
             kernelbench=str(checkout) if checkout else None,
             device=device,
@@ -103,10 +104,10 @@ def command(
     except (TaskError, ResultError, ValueError) as error:
         _stop(2, str(error))
 
-    def keep(found: Record) -> None:
+    def keep(found: BenchRecord) -> None:
         store(target, found, resolved)
 
-    show = _Show(console)
+    show = _BenchProgress(console)
     try:
         with show:
             record = run_bench(plan, on_event=show.event, on_record=keep)
@@ -125,7 +126,7 @@ def command(
     raise typer.Exit(1 if failed or record.failure else 0)
 
 
-class _Show:
+class _BenchProgress:
     """One line that says what is being timed, on a terminal; a line a scene elsewhere."""
 
     def __init__(self, console: Any) -> None:
@@ -157,10 +158,10 @@ class _Show:
 
 
 def _summary(console: Any, plan: Any, record: Any, target: Path, said: set[tuple[str, str]]) -> None:
-    from kbsub.eval.bench.plan import OFFICIAL
     from kbsub.eval.report import leaderboard as compare
     from kbsub.eval.report.tables import floors_table, shapes_table, timing_table, verdicts_table
     from kbsub.eval.results.model import read_result
+    from kbsub.eval.results.timing import OFFICIAL
 
     for note in record.notes:
         console.print(note, markup=False, highlight=False, soft_wrap=True)

@@ -41,6 +41,8 @@ def command(
     from kbsub.eval.results.model import ResultError
     from kbsub.eval.run.machine_facts import gpu_folder, gpu_index, gpu_name
     from kbsub.eval.run.runner import Plan, failures, run
+    from kbsub.eval.tasks.files import candidate_files
+    from kbsub.eval.tasks.folder import folder_of
 
     console = Console()
     if not console.is_terminal:
@@ -72,7 +74,7 @@ def command(
         plan = Plan(
             task=resolve_task(task, kernelbench=checkout, precision=precision),
             task_text=task,
-            candidates=_files(candidates or [], task),
+            candidates=candidate_files(candidates or [], folder_of(task)),
             stages=tuple(sorted(stages, key=list(KINDS).index)),
             precision=precision,
             device=(device or "cuda") if gpu else "cpu",
@@ -114,43 +116,6 @@ def _batch(
         )
     except BatchError as error:
         _stop(2, str(error))
-
-
-def _files(names: list[str], task: str) -> tuple[Path, ...]:
-    """The candidate files; a bare name is one of the task's own. Every file of the task without names."""
-    from kbsub.adapters.task import TaskError
-    from kbsub.eval.run.machine_facts import submissions_folder
-    from kbsub.eval.tasks.declarations import FILE_NAME, NOT_CANDIDATES
-
-    local = task.startswith("local:") or task.endswith(".py")
-    folder = Path(task.removeprefix("local:")).parent if local else submissions_folder(task)
-    if not names and local and not (folder and (folder / FILE_NAME).is_file()):
-        raise TaskError(f"--task {task}: its folder declares no candidates ({FILE_NAME}); name the candidate files")
-    if not names:
-        if folder is None:
-            raise TaskError(f"--task {task}: there is no folder submissions/{task}; name the candidate files")
-        return tuple(file for file in sorted(folder.glob("*.py")) if file.name not in NOT_CANDIDATES)
-    files = []
-    for name in names:
-        file = Path(name)
-        if (
-            not file.exists()
-            and folder is not None
-            and (folder / f"{file.stem}.py").exists()
-            and file.parent == Path(".")
-        ):
-            file = folder / f"{file.stem}.py"
-        if not file.is_file():
-            raise TaskError(
-                f"{name}: no such candidate file" + (f", and none of that name in {folder.name}" if folder else "")
-            )
-        files.append(file)
-    stems = [file.stem for file in files]
-    if twice := sorted({stem for stem in stems if stems.count(stem) > 1}):
-        raise TaskError(
-            f"{', '.join(twice)}: two files of one name would share a row; evaluate them with two --out files"
-        )
-    return tuple(files)
 
 
 class _Show:

@@ -25,19 +25,18 @@ def command(
     ] = None,
 ) -> None:
     """Write runs/NAME/level_L_problem_P_sample_K_kernel.py and a mapping file for upstream's own scripts."""
-    import kbsub.submissions
     from kbsub.adapters.checkout import CheckoutError, find_checkout
     from kbsub.adapters.task import TaskError, parse_task
     from kbsub.eval.run.export import MAPPING_FILE, Best, ExportError, best_of, choose_entries, export
     from kbsub.eval.tasks.declarations import DeclarationError
+    from kbsub.eval.tasks.folder import submissions_folder, submissions_roots
 
     if not run_name:
         raise typer.BadParameter("give one, such as --run-name my_run", param_hint="--run-name")
-    submissions = Path(kbsub.submissions.__file__ or ".").resolve().parent
     try:
         problem = parse_task(task)
-        entries = choose_entries(candidates or [], submissions / task, precision)
-        stored = read_stored(results, task, (Path.cwd(), submissions.parent))
+        entries = choose_entries(candidates or [], submissions_folder(task), precision)
+        stored = read_stored(results, task, (Path.cwd(), *(root.resolve().parent for root in submissions_roots())))
         if best:
             chosen = Best(Path(best).stem, "named with --best")
         else:

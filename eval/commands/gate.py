@@ -61,10 +61,11 @@ def _plan(
     """The run's plan, as `kbsub eval` would make it; a wrong call ends with exit code 2."""
     from kbsub.adapters.checkout import CheckoutError, CheckoutMissing, find_checkout
     from kbsub.adapters.task import TaskError, resolve_task
-    from kbsub.eval.commands.eval import _files
     from kbsub.eval.run.gate import EXIT_USAGE
     from kbsub.eval.run.machine_facts import gpu_index, gpu_name
     from kbsub.eval.run.runner import Plan
+    from kbsub.eval.tasks.files import candidate_files
+    from kbsub.eval.tasks.folder import folder_of
 
     try:
         gpu = gpu_name(gpu_index(device))
@@ -82,7 +83,7 @@ def _plan(
         return Plan(
             task=resolve_task(task, kernelbench=checkout, precision=precision),
             task_text=task,
-            candidates=_files(names, task),
+            candidates=candidate_files(names, folder_of(task)),
             stages=tuple(name for name in KINDS if name in required),
             precision=precision,
             device=(device or "cuda") if gpu or device.startswith("cuda") else "cpu",

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kbsub.eval.run.machine_facts import submissions_folder
+from kbsub.eval.tasks.folder import submissions_roots
 
-SUBMISSIONS = (submissions_folder("") or Path("submissions")).resolve()
+SUBMISSIONS = next(iter(submissions_roots()), Path("submissions")).resolve()
 
 
 def project_path(relative: str, option: str) -> Path:

@@ -30,7 +30,7 @@ from kbsub.eval.report.tables import (
 from kbsub.eval.report.verdict_tables import best
 from kbsub.eval.results.files import write_text_atomic
 from kbsub.eval.results.model import Candidate, Result
-from kbsub.eval.run.machine_facts import submissions_folder
+from kbsub.eval.tasks.folder import submissions_folder
 
 
 def column_name(result: Result) -> str:

@@ -1,4 +1,4 @@
-"""The plots of the papers: bars with quartiles against the floors, error against time, bandwidth over shapes.
+"""The plots of the documents: bars with quartiles against the floors, error against time, bandwidth over shapes.
 
 A plot is data first (a dict of numbers and words); drawing comes after, and the digest of the data goes into the PNG,
 so that a test can tell a stale picture without comparing pixels. Legible on light and dark pages (an opaque card of its
@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from kbsub.adapters.evaluator import TIMING_METHOD
 from kbsub.eval.report.tables import (
     PRECISIONS,
     bench_floors,
@@ -65,13 +66,13 @@ def time_data(result: Result, precision: str = "fp32") -> Data:
         replay = replay_of(row.timing)
         low, high = (replay.q25_ms, replay.q75_ms) if replay is not None else (value, value)
         replayed = "graph replay" if result.environment.gpu else "CPU rehearsal"
-        method = replayed if replay is not None else "cuda_event"
+        method = replayed if replay is not None else TIMING_METHOD
         bars.append({"name": plain(name), "kind": kind_of(row), "ms": value, "q25": low, "q75": high, "method": method})
     bars.sort(key=lambda bar: -bar["ms"])
     floors = {"every byte once": floor_ms(result, precision)}
     if precision == "fp32":
         measured = bench_floors(result, precision)
-        floors["input read twice"] = (measured.model_extra or {}).get("memory_two_reads_ms")
+        floors["input read twice"] = measured.memory_two_reads_ms
         floors["chain of the reference order"] = measured.chain_ms
     where = f"{result.environment.gpu}, torch {result.environment.torch}, {precision}"
     return {
@@ -100,7 +101,7 @@ def error_data(result: Result, precision: str = "fp32") -> Data:
         base = programs(result, precision).get(name)
         if base is None:
             continue
-        value = typical_ms(base.timing, "cuda_event")
+        value = typical_ms(base.timing, TIMING_METHOD)
         worst = worst_error(base) or (eager if name == "eager" else None)
         if value is not None and worst is not None and math.isfinite(worst) and worst > 0:
             points.append({"name": plain(name), "kind": "baseline", "ms": value, "error": worst})

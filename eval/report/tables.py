@@ -1,26 +1,27 @@
-"""Every table of the papers and of the terminal, made from result files alone.
+"""Every timing table of the documents and of the terminal, made from result files alone.
 
 A table is data (title, headers, rows of strings, notes); Markdown and rich are two ways to show it. Nothing here
-measures, reads a file or knows a task: what a table says comes from the keys of results.md.
+measures, reads a file or knows a task: what a table says comes from the keys of docs/result.schema.json.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kbsub.adapters.evaluator import TIMING_METHOD
 from kbsub.eval.bench.baselines import BASELINES
-from kbsub.eval.bench.compare import Comparison, Verdict, compare, unpaired
-from kbsub.eval.bench.plan import OFFICIAL
-from kbsub.eval.bench.timing import UPSTREAM_METHODS
+from kbsub.eval.bench.compare import PairedComparison, Verdict, compare, unpaired
+from kbsub.eval.bench.methods.register import compared_keys, methods, upstream_names
+from kbsub.eval.bench.timing import GRAPH_REPLAY
 from kbsub.eval.process.isolated import Status
-from kbsub.eval.results.model import EARLIER, Baseline, Candidate, Floors, Result, Timing
+from kbsub.eval.results.model import Baseline, Candidate, Result
+from kbsub.eval.results.timing import OFFICIAL, BenchRun, BenchRuns, Floors, Timing, timings_by_shape
 
 NOTHING = "-"
 OTHER_RUN = "not measured in the same run"
-REPLAY = ("graph_replay", "cpu_rehearsal")
 PRECISIONS = ("fp32", "fp16", "bf16")
 
 
@@ -82,7 +83,7 @@ def title_of(name: str) -> str:
 
 def replay_of(timing: Mapping[str, Timing] | None) -> Timing | None:
     """The graph-replay timing, or the CPU's rehearsal of it."""
-    return next(((timing or {})[method] for method in REPLAY if method in (timing or {})), None)
+    return next(((timing or {})[key] for key in methods()[GRAPH_REPLAY].keys if key in (timing or {})), None)
 
 
 def typical_ms(timing: Mapping[str, Timing] | None, method: str) -> float | None:
@@ -100,54 +101,38 @@ def ms(value: float | None) -> str:
     return f"{value:.4f}" if value < 0.1 else f"{value:.3f}" if value < 10 else f"{value:.2f}"
 
 
-def run_of(timing: Timing | None) -> str | None:
-    return str((timing.model_extra or {}).get("run")) if timing and (timing.model_extra or {}).get("run") else None
+def beside(other: Baseline | Candidate, mine: Mapping[str, Timing] | None, shape: str = OFFICIAL) -> dict[str, Timing]:
+    """The timings of `other` at a shape to hold `mine` against: where it is stored, the one of the same run as mine.
 
-
-def timings_by_scene(row: Baseline | Candidate) -> dict[str, dict[str, Timing]]:
-    """What a row was timed at: the official shape, then every other one. Scene -> method -> timing."""
-    others = {key: dict(shape.timing or {}) for key, shape in (row.shapes or {}).items()}
-    return {OFFICIAL: dict(row.timing or {}), **others}
-
-
-def beside(other: Baseline | Candidate, mine: Mapping[str, Timing] | None, scene: str = OFFICIAL) -> dict[str, Timing]:
-    """The timings of `other` in a scene to hold `mine` against: where it is stored, the one of the same run as mine.
-
-    A baseline that was timed again keeps the older samples that candidates were timed beside (bench_record).
+    A baseline that was timed again keeps the older samples that candidates were timed beside (bench/record.py).
     """
-    found = timings_by_scene(other).get(scene, {})
-    earlier = (other.model_extra or {}).get(EARLIER) or {}
+    found = timings_by_shape(other).get(shape, {})
+    earlier = (other.earlier if isinstance(other, Baseline) else None) or {}
     for method, timing in (mine or {}).items():
-        block = earlier.get(run_of(timing), {}).get(scene, {}).get(method)
-        if block is not None:
-            found[method] = Timing.model_validate(block)
+        kept = earlier.get(timing.run or "", {}).get(shape, {}).get(method)
+        if kept is not None:
+            found[method] = kept
     return found
 
 
-def paired(a: Timing | None, b: Timing | None) -> Comparison:
+def paired(a: Timing | None, b: Timing | None) -> PairedComparison:
     """Two stored timings of one method compared round by round; UNSURE unless both come from the same run."""
-    if a is None or b is None or not by_round(a) or not by_round(b):
+    if a is None or b is None or not a.by_round() or not b.by_round():
         return unpaired("not measured")
-    if run_of(a) is None or run_of(a) != run_of(b):
+    if a.run is None or a.run != b.run:
         return unpaired(OTHER_RUN)
-    return compare(by_round(a), by_round(b))
+    return compare(a.by_round(), b.by_round())
 
 
-def by_round(timing: Timing) -> list[float]:
-    """One number a round: a replay's sample, or the median of the trials of one of upstream's passes."""
-    medians = (timing.model_extra or {}).get("pass_medians_ms")
-    return [float(value) for value in medians] if medians else list(timing.samples_ms or [])
-
-
-def against(mine: Mapping[str, Timing] | None, other: Mapping[str, Timing] | None) -> tuple[Comparison, str]:
-    """The comparison by the best method that both have: graph replay, else upstream's cuda_event."""
-    for method in (*REPLAY, "cuda_event"):
+def against(mine: Mapping[str, Timing] | None, other: Mapping[str, Timing] | None) -> tuple[PairedComparison, str]:
+    """The comparison by the first method of the register that both have: graph replay, else upstream's cuda_event."""
+    for method in compared_keys():
         if method in (mine or {}) and method in (other or {}):
             return paired((mine or {})[method], (other or {})[method]), method
     return unpaired("not measured by a common method"), NOTHING
 
 
-def speedup_words(comparison: Comparison) -> str:
+def speedup_words(comparison: PairedComparison) -> str:
     """ "1.60x faster", "same (1.00x)", "unsure (1.01x)"; a tie never reads as a win."""
     if math.isnan(comparison.ratio):
         return NOTHING
@@ -167,14 +152,15 @@ def percent(part: float | None, whole: float | None) -> str:
 def timing_table(result: Result, precision: str = "fp32", reference: str = "eager") -> Table:
     """All programs at the official shape: every method, the speedup over `reference`, percent of the floors."""
     replayed = "graph replay" if result.environment.gpu else "CPU rehearsal"
-    headers = ["program (ms)", "contract", replayed, "quartiles", *UPSTREAM_METHODS]
+    rows = programs(result, precision)
+    timed = {name: row for name, row in rows.items() if row.timing}
+    others = _other_methods(timed.values())
+    headers = ["program (ms)", "contract", replayed, "quartiles", *others]
     headers += [f"against {reference}", "of memory floor"]
     name = f"{result.task.slug} " if result.task.slug else ""
     table = Table(f"{name}{precision}, {result.environment.gpu or 'CPU'}", headers)
-    rows = programs(result, precision)
     base = rows.get(reference)
     floor = floor_ms(result, precision)
-    timed = {name: row for name, row in rows.items() if row.timing}
     elsewhere: list[str] = []
     for name, row in sorted(timed.items(), key=lambda item: -(best_ms(item[1].timing) or math.inf)):
         replay = replay_of(row.timing)
@@ -183,11 +169,11 @@ def timing_table(result: Result, precision: str = "fp32", reference: str = "eage
         words = NOTHING
         if base is not None and name != reference and not is_floor(name):
             comparison, method = against(row.timing, beside(base, row.timing))
-            words = speedup_words(comparison) + (" (cuda_event)" if method == "cuda_event" else "")
+            words = speedup_words(comparison) + (f" ({method})" if method in upstream_names() else "")
             if comparison.reason == OTHER_RUN:
                 elsewhere.append(title_of(name))
         cells = [title_of(name), contract or "undeclared", ms(replay.median_ms if replay else None), quartiles]
-        cells += [ms(typical_ms(row.timing, method)) for method in UPSTREAM_METHODS]
+        cells += [ms(typical_ms(row.timing, method)) for method in others]
         table.rows.append([*cells, words, NOTHING if is_floor(name) else percent(floor, best_ms(row.timing))])
     table.notes = timing_notes(result, precision)
     if elsewhere:
@@ -198,43 +184,51 @@ def timing_table(result: Result, precision: str = "fp32", reference: str = "eage
     return table
 
 
+def _other_methods(rows: Iterable[Baseline | Candidate]) -> list[str]:
+    """The columns beside graph replay: upstream's methods always, every other key of the register that was measured."""
+    measured = {key for row in rows for key in (row.timing or {})}
+    others = [method for name, method in methods().items() if name != GRAPH_REPLAY]
+    return [key for method in others for key in method.keys if method.upstream or key in measured]
+
+
 def is_floor(name: str) -> bool:
     return name in BASELINES and BASELINES[name].floor
 
 
 def best_ms(timing: Mapping[str, Timing] | None) -> float | None:
-    """The time a program is ranked by: its graph replay, or cuda_event where it replays graphs itself."""
-    replay = replay_of(timing)
-    return replay.median_ms if replay is not None else typical_ms(timing, "cuda_event")
+    """The time a program is ranked by: the first compared method that it has, such as graph replay."""
+    return next((typical_ms(timing, key) for key in compared_keys() if key in (timing or {})), None)
 
 
-def floor_ms(result: Result, precision: str, key: str = "official") -> float | None:
-    """The memory floor of a scene: as stored by the newest run that timed it, else the file's own for fp32."""
-    bench = (result.model_extra or {}).get("bench") or {}
-    for run in sorted(bench.get("runs", {}), reverse=True):
-        scene = bench["runs"][run]["scenes"].get(f"{key}@{precision}", {})
-        if "memory_floor_ms" in scene:
-            return float(scene["memory_floor_ms"])
-    return result.floors.memory_ms if (precision, key) == ("fp32", "official") else None
+def floor_ms(result: Result, precision: str, shape: str = OFFICIAL) -> float | None:
+    """The memory floor of a shape: as stored by the newest run that timed it, else the file's own for fp32."""
+    for run in _runs(result):
+        scene = run.scenes.get(f"{shape}@{precision}")
+        if scene is not None and scene.memory_floor_ms is not None:
+            return scene.memory_floor_ms
+    return result.floors.memory_ms if (precision, shape) == ("fp32", OFFICIAL) else None
+
+
+def _runs(result: Result) -> Iterator[BenchRun]:
+    return (result.bench or BenchRuns()).newest_first()
 
 
 def bench_floors(result: Result, precision: str) -> Floors:
     """The floors of the newest run that timed the official shape, all of that run; the file's own where none did."""
-    runs = ((result.model_extra or {}).get("bench") or {}).get("runs", {})
-    for run in sorted(runs, reverse=True):
-        scene = runs[run]["scenes"].get(f"{OFFICIAL}@{precision}", {})
-        if "memory_floor_ms" in scene:
-            once, size = scene["memory_floor_ms"], scene["bytes"]
-            twice = once * (size + scene["input_bytes"]) / size
-            return Floors.model_validate({**runs[run]["floors"], "memory_ms": once, "memory_two_reads_ms": twice})
+    for run in _runs(result):
+        scene = run.scenes.get(f"{OFFICIAL}@{precision}")
+        if scene is not None and scene.memory_floor_ms is not None:
+            twice = scene.memory_floor_ms * (scene.bytes + scene.input_bytes) / scene.bytes
+            found = {"memory_ms": scene.memory_floor_ms, "memory_two_reads_ms": twice}
+            return run.floors.model_copy(update=found)
     return result.floors
 
 
 def flag_words(row: Baseline | Candidate) -> str:
     """What speaks against the samples of a program, and what must be said about where it was timed."""
     replay = replay_of(row.timing)
-    flags = list((replay.model_extra or {}).get("flags", [])) if replay is not None else []
-    flags += ((row.model_extra or {}).get("bench") or {}).get("notes", [])
+    flags = list(replay.flags or []) if replay is not None else []
+    flags += (row.bench.notes or []) if row.bench is not None else []
     return "; ".join(flags)
 
 
@@ -253,15 +247,14 @@ def timing_notes(result: Result, precision: str) -> list[str]:
         words = f"Floors measured in the same run: copy {floors.copy_gb_s:.0f} GB/s"
         floor = floor_ms(result, precision)
         words += f", every byte once {ms(floor)} ms" if floor else ""
-        twice = (floors.model_extra or {}).get("memory_two_reads_ms")
+        twice = floors.memory_two_reads_ms
         words += f", input read twice {ms(twice)} ms" if twice and precision == "fp32" else ""
         words += f", chain of the reference order {ms(floors.chain_ms)} ms" if floors.chain_ms else ""
         notes.append(words + ".")
-    bench = (result.model_extra or {}).get("bench") or {}
-    for run in sorted(bench.get("runs", {}), reverse=True)[:1]:
-        flags = bench["runs"][run]["scenes"].get(f"official@{precision}", {}).get("quality", {}).get("flags", [])
-        if flags:
-            notes.append("Disturbed: " + "; ".join(flags) + ".")
+    newest = next(_runs(result), None)
+    scene = newest.scenes.get(f"{OFFICIAL}@{precision}") if newest is not None else None
+    if scene is not None and scene.quality.flags:
+        notes.append("Disturbed: " + "; ".join(scene.quality.flags) + ".")
     return notes
 
 
@@ -270,12 +263,12 @@ def floors_table(result: Result, names: Sequence[str], precision: str = "fp32") 
     floors = bench_floors(result, precision)
     lines = {"every byte once": floor_ms(result, precision)}
     if precision == "fp32":
-        lines["input read twice"] = (floors.model_extra or {}).get("memory_two_reads_ms")
+        lines["input read twice"] = floors.memory_two_reads_ms
         lines["chain of the reference order"] = floors.chain_ms
         both = floors.chain_ms + floors.memory_ms if floors.chain_ms and floors.memory_ms else None
         lines["chain, then the output pass"] = both
     lines = {name: value for name, value in lines.items() if value}
-    table = Table("percent of the floors", ["program", "graph replay ms", "cuda_event ms", *lines])
+    table = Table("percent of the floors", ["program", "graph replay ms", f"{TIMING_METHOD} ms", *lines])
     rows = programs(result, precision)
     if lines:
         table.rows.append(["the floor itself", NOTHING, NOTHING, *(f"{ms(value)} ms" for value in lines.values())])
@@ -284,7 +277,7 @@ def floors_table(result: Result, names: Sequence[str], precision: str = "fp32") 
         value = best_ms(timing)
         if value is not None and lines:
             replay = replay_of(timing)
-            cells = [title_of(name), ms(replay.median_ms if replay else None), ms(typical_ms(timing, "cuda_event"))]
+            cells = [title_of(name), ms(replay.median_ms if replay else None), ms(typical_ms(timing, TIMING_METHOD))]
             table.rows.append([*cells, *(percent(floor, value) for floor in lines.values())])
     if not any(cells[0] != "the floor itself" for cells in table.rows):
         table.rows = []
@@ -323,19 +316,19 @@ def _shape_cells(row: Baseline | Candidate | None, key: str, eager: Baseline | C
     mine = replay_of(shape.timing)
     if mine is None:
         return [str(shape.status or Status.NOT_RUN), NOTHING, NOTHING]
-    identity = shape.bit_identity if isinstance(shape.bit_identity, Mapping) else {}
-    equal = f"{identity['identical']}/{identity['total']}" if "total" in identity else NOTHING
+    identity = shape.bit_identity
+    equal = f"{identity.identical}/{identity.total}" if identity is not None else NOTHING
     reference = replay_of(beside(eager, shape.timing, key))
     return [ms(mine.median_ms), speedup_words(paired(mine, reference)), equal]
 
 
-def _verdict_words(comparison: Comparison, method: str) -> str:
+def _verdict_words(comparison: PairedComparison, method: str) -> str:
     """ "FASTER 1.16x (1.15 to 1.17)": the verdict, how many times faster, and its 95% interval."""
     if math.isnan(comparison.ratio):
         return NOTHING
     low, high = 1 / comparison.high, 1 / comparison.low
     words = f"{comparison.verdict} {comparison.speedup:.2f}x ({low:.2f} to {high:.2f})"
-    return words + (" by cuda_event" if method == "cuda_event" else "")
+    return words + (f" by {method}" if method in upstream_names() else "")
 
 
 def verdicts_table(result: Result, candidates: Sequence[str], precision: str = "fp32") -> Table:

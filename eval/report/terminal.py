@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from kbsub.adapters.evaluator import TIMING_METHOD
 from kbsub.eval.process.isolated import Status
 from kbsub.eval.run.runner import Plan, Row
 from kbsub.eval.verdicts.register import KINDS, OFFICIAL
@@ -118,8 +119,8 @@ def flags(fields: Mapping[str, Any]) -> list[str]:
 def _official_cells(row: Row) -> list[str]:
     fields = row.fields
     shown = fields.get("official") or fields.get("cpu_check") or {}
-    timing = (fields.get("timing") or {}).get("cuda_event") or {}
-    reference = (fields.get("reference") or {}).get("cuda_event") or {}
+    timing = (fields.get("timing") or {}).get(TIMING_METHOD) or {}
+    reference = (fields.get("reference") or {}).get(TIMING_METHOD) or {}
     mean, floor, times = timing.get("mean_ms"), (fields.get("floors") or {}).get("memory_ms"), speedup(fields)
     colour = _COLOURS.get(row.status, "red")
     return [

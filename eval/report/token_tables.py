@@ -12,10 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kbsub.eval.bench.compare import Comparison, Verdict
+from kbsub.eval.bench.compare import PairedComparison, Verdict
+from kbsub.eval.bench.methods.register import cold_words
 from kbsub.eval.report.tables import NOTHING, Table, is_floor, paired, programs, shape_words, title_of
-from kbsub.eval.report.verdict_tables import COLD, cold_method, cold_ms, environment_words, error, gb_s
-from kbsub.eval.results.model import Baseline, Candidate, Result, ResultError, Shape
+from kbsub.eval.report.verdict_tables import cold_method, cold_ms, environment_words, error, gb_s
+from kbsub.eval.results.model import Baseline, Candidate, Result, ResultError
+from kbsub.eval.results.timing import ShapeRow
 
 COPY = "copy"
 BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}  # an element
@@ -27,7 +29,7 @@ def moved(key: str, precision: str) -> int:
     return 2 * math.prod(map(int, key.split("x"))) * BYTES[precision]
 
 
-def shape_of(row: Baseline | Candidate | None, key: str) -> Shape | None:
+def shape_of(row: Baseline | Candidate | None, key: str) -> ShapeRow | None:
     return ((row.shapes or {}) if row is not None else {}).get(key)
 
 
@@ -66,7 +68,7 @@ def bandwidth_table(result: Result, precisions: Sequence[str], names: Sequence[s
             cells = [_bandwidth_cell(rows[name], key, precision, copied) for key in keys]
             table.rows.append([title_of(name), precision, *cells])
     if table.rows:
-        words = "; ".join(COLD[method] for method in COLD if method in methods)
+        words = "; ".join(what for method, what in cold_words().items() if method in methods)
         table.notes = [
             f"GB/s, and percent of the copy of the same bytes. {environment_words(result)}. Cold L2, medians, copy and "
             f"programs interleaved in one run: {words}. Bytes: input once, output once."
@@ -91,7 +93,7 @@ def _bandwidth_cell(
 # ---- one candidate against everything that was timed beside it ----
 
 
-def duels(result: Result, name: str, precision: str) -> Iterator[tuple[str, float, dict[str, Comparison]]]:
+def pairwise(result: Result, name: str, precision: str) -> Iterator[tuple[str, float, dict[str, PairedComparison]]]:
     """(shape, percent of the copy, rival -> paired comparison) for every shape at which `name` was timed."""
     rows, copied = programs(result, precision), copies(result, precision)
     for key, (method, copy_ms) in copied.items():
@@ -112,7 +114,7 @@ def rivals_table(result: Result, name: str, precisions: Sequence[str], *, only_e
     only_exceptions: only where it is not faster, or below ENOUGH percent of the copy; rivals that it always beats go
     into the note.
     """
-    scenes = [(p, key, percent, found) for p in precisions for key, percent, found in duels(result, name, p)]
+    scenes = [(p, key, percent, found) for p in precisions for key, percent, found in pairwise(result, name, p)]
     rivals = list(dict.fromkeys(rival for *_, found in scenes for rival in found))
     lost = {rival: sum(_lost(found, rival) for *_, found in scenes) for rival in rivals}
     shown = [rival for rival in rivals if lost[rival] or not only_exceptions]
@@ -121,7 +123,7 @@ def rivals_table(result: Result, name: str, precisions: Sequence[str], *, only_e
         if only_exceptions and percent >= ENOUGH and not any(_lost(found, rival) for rival in shown):
             continue
         share = f"{percent:.0f}%" if percent >= ENOUGH else f"**{percent:.0f}%**"
-        cells = [_duel_words(found[rival], short=only_exceptions) if rival in found else NOTHING for rival in shown]
+        cells = [_pairwise_words(found[rival], short=only_exceptions) if rival in found else NOTHING for rival in shown]
         table.rows.append([shape_words(key), precision, share, *cells])
     if scenes:
         table.notes = [
@@ -138,11 +140,11 @@ def rivals_table(result: Result, name: str, precisions: Sequence[str], *, only_e
     return table
 
 
-def _lost(found: Mapping[str, Comparison], rival: str) -> bool:
+def _lost(found: Mapping[str, PairedComparison], rival: str) -> bool:
     return rival in found and found[rival].verdict is not Verdict.FASTER
 
 
-def _duel_words(comparison: Comparison, *, short: bool) -> str:
+def _pairwise_words(comparison: PairedComparison, *, short: bool) -> str:
     if math.isnan(comparison.ratio):
         return NOTHING
     if short and comparison.verdict is Verdict.FASTER:
@@ -179,7 +181,7 @@ def x100_table(stored: Mapping[str, Any]) -> Table:
 
 
 def read_x100(path: Path) -> Table:
-    """The table of a file, or an empty one that says so in the papers. Raises ResultError for a file that is broken."""
+    """The table of a file, or an empty one that says so in a document. Raises ResultError for a broken file."""
     if not path.is_file():
         return Table("inputs times 100", ["program"])
     try:

@@ -1,7 +1,7 @@
-"""The tables of the papers that are about verdicts rather than times: headline, official, identity, stress, oracle.
+"""The tables of the documents that are about verdicts rather than times: headline, official, identity, stress, oracle.
 
-Made from result files alone (keys of results.md). The official verdict has its own table and its own columns: nothing
-of the other stages is merged into it.
+Made from result files alone (keys of docs/result.schema.json). The official verdict has its own table and its own
+columns: nothing of the other stages is merged into it.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kbsub.eval.bench.timing import COLD_REPLAY
-from kbsub.eval.report.tables import NOTHING, Table, by_round, ms, percent, programs, title_of, typical_ms
+from kbsub.adapters.evaluator import TIMING_METHOD
+from kbsub.eval.bench.methods.register import cold_words
+from kbsub.eval.report.tables import NOTHING, Table, ms, percent, programs, title_of, typical_ms
 from kbsub.eval.results.model import Candidate, Result, ResultRow
+from kbsub.eval.results.timing import Timing
 from kbsub.eval.verdicts.identity.registration import BitIdentity, equal
 from kbsub.eval.verdicts.oracle.registration import Oracle, OracleCase
 from kbsub.eval.verdicts.register import KINDS
@@ -78,9 +80,9 @@ def headline_table(result: Result) -> Table:
         cells = [title_of(name), contract, ms(mine), speedup, identity_words(row), worst_words(worst_case(row))]
         table.rows.append(cells)
         eager_error = eager_error or worst_case(row, "reference_max_abs")
-    eager_ms = typical_ms(rows["eager"].timing, "cuda_event") if "eager" in rows else None
+    eager_ms = typical_ms(rows["eager"].timing, TIMING_METHOD) if "eager" in rows else None
     for name in HEADLINE_BASELINES:
-        value = typical_ms(rows[name].timing, "cuda_event") if name in rows else None
+        value = typical_ms(rows[name].timing, TIMING_METHOD) if name in rows else None
         if value is None:
             continue
         speedup = f"{eager_ms / value:.1f}x" if eager_ms else NOTHING
@@ -96,7 +98,7 @@ def headline_table(result: Result) -> Table:
         table.rows.append(cells)
     if table.rows:
         table.notes = [
-            f"{environment_words(result)}. Candidates: upstream's evaluator (mean of 100 `cuda_event`, cold L2), "
+            f"{environment_words(result)}. Candidates: upstream's evaluator (mean of 100 `{TIMING_METHOD}`, cold L2), "
             "against the eager it times right after. Baselines: the same method, interleaved in one `kbsub bench`. "
             "Worst error: max abs over the oracle's cases, with the case."
         ]
@@ -191,23 +193,17 @@ def _error_cell(value: Any) -> str:
     return NOTHING if value is None else error(float(value))
 
 
-COLD = {  # method -> what it is, best first
-    COLD_REPLAY: "graph replay over a ring of buffers larger than the L2 (`cold_replay`)",
-    "cuda_event": "upstream's `cuda_event`, which flushes it between calls and times the launch too",
-}
-
-
-def cold_method(timing: Mapping[str, Any] | None) -> str:
+def cold_method(timing: Mapping[str, Timing] | None) -> str:
     """The best method with a cold L2 that a timing block has; of a copy, the one its programs are held against."""
-    return next((method for method in COLD if method in (timing or {})), "cuda_event")
+    return next((method for method in cold_words() if method in (timing or {})), TIMING_METHOD)
 
 
-def cold_ms(timing: Mapping[str, Any] | None, method: str) -> float | None:
+def cold_ms(timing: Mapping[str, Timing] | None, method: str) -> float | None:
     """The median (ms) of the samples of a method with a cold L2: not moved by one interrupted trial."""
     found = (timing or {}).get(method)
     if found is None:
         return None
-    values = sorted(by_round(found))
+    values = sorted(found.by_round())
     return values[len(values) // 2] if values else found.mean_ms
 
 

@@ -15,61 +15,21 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from filelock import FileLock
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    SerializerFunctionWrapHandler,
-    ValidationError,
-    model_serializer,
-    model_validator,
-)
+from pydantic import BaseModel, Field, ValidationError, model_validator
 from typing_extensions import Self
 
 from kbsub.eval.process.isolated import Status
 from kbsub.eval.results.files import write_text_atomic
+from kbsub.eval.results.record import Environment, Record
+from kbsub.eval.results.timing import BenchOutcome, BenchRuns, Floors, ShapeRow, Timing
 
 SCHEMA = 1
-EARLIER = "earlier"  # of a baseline: its timings in older runs that stored candidates were part of (bench_record)
 # What may differ between two runs in the same environment.
 _RUN_FACTS = ("date", "project_commit", "stand_ins")
 
 
 class ResultError(Exception):
     """A result file cannot be read or joined; the message names it and says what to do."""
-
-
-class Record(BaseModel):
-    """Listed keys are checked, others kept. A listed key that has no value is absent, unless somebody wrote null.
-
-    KEY: under which key of a row a verdict's record stands.
-    """
-
-    KEY: ClassVar[str] = ""
-
-    model_config = ConfigDict(
-        extra="allow", protected_namespaces=(), validate_assignment=True, ser_json_inf_nan="constants"
-    )
-
-    @model_serializer(mode="wrap")
-    def _absent_rather_than_null(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {key: value for key, value in handler(self).items() if value is not None or key in self.model_fields_set}
-
-
-class Environment(Record):
-    """Where a result was made; null where this machine has no such thing (no GPU, no CuPy)."""
-
-    gpu: str | None
-    driver: str | None
-    cuda: str | None
-    torch: str
-    cupy: str | None
-    nvrtc: str | None
-    python: str
-    kernelbench_commit: str
-    project_commit: str | None
-    date: str
-    stand_ins: list[str] = Field(default_factory=list)
 
 
 class TaskFacts(Record):
@@ -84,29 +44,6 @@ class TaskFacts(Record):
     def slug(self) -> str | None:
         """KernelBench's "level1_40"; None of a local task, whose name is not in its facts."""
         return f"level{self.level}_{self.problem_id}" if self.level else None
-
-
-class Floors(Record):
-    """Measured in the same run: ms, GB/s; absent where they do not apply."""
-
-    memory_ms: float | None = None
-    copy_gb_s: float | None = None
-    chain_ms: float | None = None
-
-
-class Timing(Record):
-    """One timing method: mean_ms ... of upstream's methods, median_ms ... of graph replay."""
-
-    mean_ms: float | None = None
-    std_ms: float | None = None
-    min_ms: float | None = None
-    max_ms: float | None = None
-    trials: int | None = None
-    median_ms: float | None = None
-    q25_ms: float | None = None
-    q75_ms: float | None = None
-    samples_ms: list[float] | None = None
-    order_seed: int | None = None
 
 
 class Official(Record):
@@ -142,14 +79,6 @@ class Official(Record):
         return self.reference_ms / self.ms if self.reference_ms and self.ms else None
 
 
-class Shape(Record):
-    """Beyond the official shape."""
-
-    status: Status | None = None
-    bit_identity: Any = None
-    timing: dict[str, Timing] | None = None
-
-
 class StageEnd(Record):
     """How a judge's process ended for one row. `log`: the child's own words, where a person will want them."""
 
@@ -180,8 +109,12 @@ class ResultRow(Record):
 
 
 class Baseline(ResultRow):
+    """What PyTorch itself offers. `earlier`: run -> shape key -> method, older timings that candidates ran beside."""
+
     timing: dict[str, Timing] = Field(default_factory=dict)
-    shapes: dict[str, Shape] | None = None
+    shapes: dict[str, ShapeRow] | None = None
+    bench: BenchOutcome | None = None
+    earlier: dict[str, dict[str, dict[str, Timing]]] | None = None
 
 
 class Candidate(ResultRow):
@@ -204,7 +137,8 @@ class Candidate(ResultRow):
     reference: dict[str, Timing] | None = None
     floors: Floors | None = None
     timing: dict[str, Timing] | None = None
-    shapes: dict[str, Shape] | None = None
+    shapes: dict[str, ShapeRow] | None = None
+    bench: BenchOutcome | None = None
     environment: Environment | None = None
 
 
@@ -217,6 +151,7 @@ class Result(Record):
     floors: Floors = Field(default_factory=Floors)
     baselines: dict[str, Baseline] = Field(default_factory=dict)
     candidates: dict[str, Candidate] = Field(default_factory=dict)
+    bench: BenchRuns | None = None
 
 
 def row_key(stem: str, precision: str) -> str:
@@ -297,6 +232,7 @@ def merge(old: Result, new: Result, path: Path | str = "the result file") -> Res
         same_file = key in rows and rows[key].sha256 == row.sha256 and rows[key].environment is None
         rows[key] = _join(rows[key], row) if same_file else row
     merged.candidates = dict(sorted(rows.items()))
+    merged.bench = merged.bench or old.bench
     for key, value in (old.model_extra or {}).items():
         if key not in (merged.model_extra or {}):
             merged.__pydantic_extra__ = {**(merged.model_extra or {}), key: value}

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kbsub.adapters.evaluator import TIMING_METHOD
 from kbsub.adapters.pin import PIN
 
 MAPPING_FILE = "kbsub_export.json"
@@ -56,39 +57,23 @@ def sample_name(level: int, problem_id: int, sample_id: int) -> str:
     return f"level_{level}_problem_{problem_id}_sample_{sample_id}_kernel.py"
 
 
-def choose_entries(names: Sequence[str], folder: Path, precision: str = "fp32") -> list[Entry]:
-    """The candidates called `names` (paths, or stems of `folder`), or every one that `folder` declares for `precision`.
+def choose_entries(names: Sequence[str], folder: Path | None, precision: str = "fp32") -> list[Entry]:
+    """The candidates called `names` (eval/tasks/files.py), or every one that `folder` declares for `precision`.
 
-    Raises ExportError for a name that is no file, for two files of one stem, and when nothing is left.
+    Raises TaskError for a name that is no file and for two files of one stem, ExportError when nothing is left.
     """
-    from kbsub.eval.tasks.declarations import declaration_of, read_declarations
+    from kbsub.eval.tasks.declarations import declaration_of
+    from kbsub.eval.tasks.files import candidate_files
 
-    if names:
-        paths = [_resolve(name, folder) for name in names]
-    elif folder.is_dir():
-        declared = read_declarations(folder)
-        paths = [folder / f"{stem}.py" for stem, row in declared.items() if precision in row.precision]
-    else:
-        raise ExportError(f"{folder.name} has no candidates of its own: name the files to export")
     entries = []
-    for path in paths:
+    for path in candidate_files(names, folder):
         row = declaration_of(path)
-        facts = (row.contract, row.title) if row else (None, None)
-        entries.append(Entry(path, path.read_bytes(), *facts))
-    stems = [entry.stem for entry in entries]
-    if twice := sorted({stem for stem in stems if stems.count(stem) > 1}):
-        raise ExportError(f"two files are called {twice[0]}.py: rename one, the mapping tells them apart by name")
+        if names or (row is not None and precision in row.precision):
+            facts = (row.contract, row.title) if row else (None, None)
+            entries.append(Entry(path, path.read_bytes(), *facts))
     if not entries:
-        raise ExportError(f"{folder.name} declares no candidate for precision {precision}")
+        raise ExportError(f"{folder.name if folder else 'the task'} declares no candidate for precision {precision}")
     return entries
-
-
-def _resolve(name: str, folder: Path) -> Path:
-    for path in (Path(name), folder / name, folder / f"{name}.py"):
-        if path.suffix == ".py" and path.is_file():
-            return path.resolve()
-    known = ", ".join(sorted(file.stem for file in folder.glob("*.py"))) or "none"
-    raise ExportError(f"{name}: neither a .py file nor a candidate of {folder.name} (there: {known})")
 
 
 def best_of(entries: Sequence[Entry], results: Mapping[str, Mapping[str, Any]], precision: str = "fp32") -> Best | None:
@@ -103,10 +88,10 @@ def best_of(entries: Sequence[Entry], results: Mapping[str, Mapping[str, Any]], 
         rows = content.get("candidates", {})
         for entry in entries:
             row = rows.get(entry.stem + suffix) or {}
-            mean = ((row.get("timing") or {}).get("cuda_event") or {}).get("mean_ms")
+            mean = ((row.get("timing") or {}).get(TIMING_METHOD) or {}).get("mean_ms")
             correct = (row.get("official") or {}).get("correctness") is True
             if entry.contract != "control" and correct and mean and row.get("sha256") == entry.sha256:
-                measured.append((mean, entry.stem, f"{mean:g} ms (cuda_event) in {name}"))
+                measured.append((mean, entry.stem, f"{mean:g} ms ({TIMING_METHOD}) in {name}"))
     if not measured:
         return None
     _, stem, why = min(measured)

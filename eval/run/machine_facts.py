@@ -1,9 +1,8 @@
-"""What the parent process may know about this machine without importing torch: GPU, memory, where candidates live."""
+"""What the parent process may know about this machine without importing torch: GPU and memory."""
 
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import os
 import re
 import uuid
@@ -91,16 +90,6 @@ def memory_limit_bytes() -> int | None:
     except (OSError, ValueError):
         pass  # not Linux, or another cgroup version: what was read so far counts
     return max(int(0.85 * min(free)), 1 << 30) if free else None
-
-
-def submissions_folder(task: str) -> Path | None:
-    """The folder of a task's candidates in this installation ("level1_40"), or None."""
-    spec = importlib.util.find_spec("kbsub.submissions")
-    for root in (spec.submodule_search_locations or []) if spec else []:
-        folder = Path(root) / task
-        if folder.is_dir():
-            return folder
-    return None
 
 
 def display_path(path: Path) -> str:

@@ -24,17 +24,16 @@ from kbsub.eval.process.isolated import MEMORY_LIMIT_VARIABLE, Outcome, Status, 
 from kbsub.eval.results.model import (
     Baseline,
     Candidate,
-    Environment,
-    Floors,
     Result,
     ResultError,
     TaskFacts,
-    Timing,
     check_writable,
     read_result,
     row_key,
     update_result,
 )
+from kbsub.eval.results.record import Environment
+from kbsub.eval.results.timing import Floors, Timing
 from kbsub.eval.run.machine_facts import display_path, memory_limit_bytes
 from kbsub.eval.run.shared import SharedStages
 from kbsub.eval.verdicts.kind import VerdictKind

@@ -1,4 +1,4 @@
-"""The stress suite: runs the cases of stress_cases.py in this process and says what became of each.
+"""The stress suite: runs the cases of eval/tasks/cases.py in this process and says what became of each.
 
 A case is judged against native (the task's Model, torch.allclose at the precision's tolerance, equal_nan=True) *and*
 against the float64 oracle; both are reported. Reference and oracle values are computed once a case and shared by all

@@ -9,19 +9,18 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-import kbsub.submissions
 from kbsub.adapters.candidate import CandidateError, cuda_source_of, load_candidate
 from kbsub.adapters.task import SEED, Task
 from kbsub.eval.operators.compare.oracle import is_bare_layer_norm, layer_norm_of
 from kbsub.eval.operators.layer_norm import order as contract
 from kbsub.eval.suite.inputs import NotApplicable, make_inputs, misalign_parameters, set_parameters
-from kbsub.eval.tasks.cases import OWN_EPS, Case, Parameters, Shape, TaskCases, load_task_cases
+from kbsub.eval.tasks.cases import OWN_EPS, Case, CaseShape, Parameters, TaskCases, load_task_cases
+from kbsub.eval.tasks.folder import submissions_folder
 
 Build = Callable[[torch.nn.Module, tuple[Any, ...]], Any]
 
@@ -75,8 +74,8 @@ def entrant(payload: Mapping[str, Any], task: Task) -> Entrant:
 
 
 def task_cases(task: Task) -> TaskCases:
-    """The cases of submissions/<task>/stress_cases.toml; none for a task without such a folder."""
-    return load_task_cases(Path(next(iter(kbsub.submissions.__path__))) / task.slug / "stress_cases.toml")
+    """The cases of submissions/<task>/cases.toml; none for a task without such a folder."""
+    return load_task_cases(submissions_folder(task.slug))
 
 
 class Workshop:
@@ -93,7 +92,7 @@ class Workshop:
         self._own_inputs: list[Any] = []
         self._reference: tuple[Any, torch.nn.Module | None] = (None, None)  # the last one built
 
-    def init(self, shape: Shape) -> tuple[Any, ...]:
+    def init(self, shape: CaseShape) -> tuple[Any, ...]:
         """Constructor arguments, cast as upstream casts them."""
         torch.manual_seed(SEED)
         arguments = list(shape.init) if shape.inputs else list(self.modules.get_init_inputs())

@@ -1,8 +1,8 @@
 """The stress cases, as data: input transforms x parameter settings x eps, shapes, layouts and behaviour checks.
 
-Nothing here computes: `stress_inputs.py` makes the tensors, `stress.py` runs the cases. Seeds are written down, one an
+Nothing here computes: eval/suite makes the tensors and runs the cases. Seeds are written down, one an
 entry. Everything applies to the float inputs of any KernelBench task; what only one task can know (shapes, constructor
-arguments, cases from its own bug reports) stands in `submissions/<task>/stress_cases.toml`.
+arguments, cases from its own bug reports) stands in `submissions/<task>/cases.toml`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+CASES_FILE = "cases.toml"
 
 # What became of one case.
 PASS = "pass"
@@ -103,7 +105,7 @@ CHECKS = ("run_twice", "row_alone", "side_stream", "graph_mutation", "after_1000
 
 
 @dataclass(frozen=True)
-class Shape:
+class CaseShape:
     """Shapes of the inputs, one each, and the constructor arguments that go with them. name "": the task's own."""
 
     name: str = ""
@@ -129,7 +131,7 @@ class Case:
     input: Input
     parameters: Parameters
     eps: float = OWN_EPS
-    shape: Shape = Shape()
+    shape: CaseShape = CaseShape()
     layout: str = "contiguous"
     check: str = "compare"
     may_refuse: bool = False
@@ -143,14 +145,14 @@ def _case(entry: Input, parameters: str = "random", eps: float = OWN_EPS, **more
 
 
 class CaseFileError(ValueError):
-    """A task folder's stress_cases.toml says something that cannot be run."""
+    """A task folder's cases.toml says something that cannot be run."""
 
 
 @dataclass(frozen=True)
 class TaskCases:
     """What a task folder adds: `small` replaces the task's own shape on machines without a GPU."""
 
-    small: Shape | None = None
+    small: CaseShape | None = None
     cases: tuple[Case, ...] = ()
 
 
@@ -160,7 +162,7 @@ def suite(task_cases: TaskCases | None = None, *, small: bool = False) -> list[C
     `small`: the task's own shape is replaced by the folder's small one.
     """
     task_cases = task_cases or TaskCases()
-    base = task_cases.small if small and task_cases.small else Shape()
+    base = task_cases.small if small and task_cases.small else CaseShape()
     cases = []
     for parameters in PARAMETERS:
         for eps in EPS:
@@ -184,14 +186,15 @@ def select(cases: Sequence[Case], patterns: Sequence[str]) -> list[Case]:
 # ---- a task folder's own cases ----
 
 
-def load_task_cases(path: Path) -> TaskCases:
-    """Read submissions/<task>/stress_cases.toml; an absent file adds nothing. Raises CaseFileError.
+def load_task_cases(folder: Path | None) -> TaskCases:
+    """Read the cases.toml of a task's folder; no folder or no such file adds nothing. Raises CaseFileError.
 
     [small] inputs = [[...]], init = [...]. [[shape]] name, inputs, init, and with = [input names] (default normal).
     [[case]] name, inputs, init (or neither: the task's own shape), and any of: input = "name" or a table with kind and
     numbers, parameters, eps, layout, check, may_refuse, expect.
     """
-    if not path.is_file():
+    path = None if folder is None else folder / CASES_FILE
+    if path is None or not path.is_file():
         return TaskCases()
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -213,9 +216,9 @@ def load_task_cases(path: Path) -> TaskCases:
     return TaskCases(small, tuple(cases))
 
 
-def _shape(name: str, entry: Mapping[str, Any]) -> Shape:
+def _shape(name: str, entry: Mapping[str, Any]) -> CaseShape:
     inputs = tuple(tuple(int(size) for size in shape) for shape in entry["inputs"])
-    return Shape(name, inputs, tuple(_frozen(each) for each in entry["init"]))
+    return CaseShape(name, inputs, tuple(_frozen(each) for each in entry["init"]))
 
 
 def _frozen(value: Any) -> Any:
@@ -234,7 +237,7 @@ def _own_case(entry: Mapping[str, Any]) -> Case:
     entry = dict(entry)
     name = entry.pop("name")
     try:
-        shape = _shape(name, entry) if "inputs" in entry else Shape()
+        shape = _shape(name, entry) if "inputs" in entry else CaseShape()
         given = entry.pop("input", "normal")
         made = INPUT[given] if isinstance(given, str) else Input(name=name, **{"seed": 300, **given})
         parameters = PARAMETERS[entry.pop("parameters", "random")]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from kbsub.eval.results.model import Record
+from kbsub.eval.results.record import Record
 
 
 class Answer(str, Enum):

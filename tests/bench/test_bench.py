@@ -13,7 +13,7 @@ import pytest
 from kbsub.adapters.task import load_local_task
 from kbsub.eval.bench.machine import CpuMachine
 from kbsub.eval.bench.parent import run_bench
-from kbsub.eval.bench.plan import CandidateFile, Plan, SceneSpec
+from kbsub.eval.bench.plan import BenchPlan, CandidateFile, SceneSpec
 from kbsub.eval.bench.record import _floors, store
 from kbsub.eval.bench.timing import TimingProtocol
 from kbsub.eval.process.isolated import Outcome, Status
@@ -57,14 +57,14 @@ def reference(tmp_path_factory):
     return path
 
 
-def plan_of(reference: Path, files: list[CandidateFile], **changes) -> Plan:
+def plan_of(reference: Path, files: list[CandidateFile], **changes) -> BenchPlan:
     shape = {"inputs": [[2, 24]], "init": [24], "seed": 827}
     names = [file.stem for file in files]
     scenes = [
         SceneSpec("official", "fp32", None, None, list(names), ["eager", "torchscript", "copy"]),
         SceneSpec("2x24", "fp32", shape, 8, ["honest"], ["eager"]),
     ]
-    plan = Plan(
+    plan = BenchPlan(
         task=f"local:{reference}",
         kernelbench=None,
         device="cpu",
@@ -117,7 +117,7 @@ def test_an_extra_shape_is_stored_under_its_key(benched):
     for row in (result.candidates["honest"], result.baselines["eager"]):
         assert row.shapes is not None
         assert len(row.shapes["2x24"].timing["cpu_rehearsal"].samples_ms) == 8
-    assert result.candidates["honest"].shapes["2x24"].bit_identity["identical"] > 0
+    assert result.candidates["honest"].shapes["2x24"].bit_identity.identical > 0
 
 
 def test_a_crash_costs_its_own_row_and_the_scene_is_measured_again(benched):
@@ -167,7 +167,7 @@ def test_a_second_run_drops_the_numbers_of_a_program_that_now_fails(benched, ref
     record = run_bench(plan, isolate=isolate)
     store(copy, record, load_local_task(reference))
     row = read_result(copy).candidates["honest"]
-    assert row.timing is None and row.model_extra["bench"]["status"] == "TIMEOUT"
+    assert row.timing is None and row.bench.status is Status.TIMEOUT
 
 
 def test_a_program_that_kills_twice_is_left_out_everywhere(reference):
@@ -223,6 +223,14 @@ class StandInGpu(CpuMachine):
     graphs = True
 
 
+# Upstream's functions are taken before any candidate is loaded: one that replaces them later changes nothing.
+FAKES_UPSTREAM = """import sys
+        for each in list(sys.modules.values()):
+            if vars(each).get("get_timing_function") is not None:
+                each.get_timing_function = lambda name: lambda *a, num_trials, **k: [1e-6] * num_trials
+                each.get_timing_stats = lambda times, device=None: dict()"""
+
+
 @pytest.mark.kernelbench
 def test_the_child_calls_upstreams_methods_for_candidates_and_baselines_alike(kernelbench, reference, monkeypatch):
     import contextlib
@@ -254,8 +262,11 @@ def test_the_child_calls_upstreams_methods_for_candidates_and_baselines_alike(ke
     )
     monkeypatch.setattr(timing, "torch", SimpleNamespace(cuda=cuda, device=torch.device))
     monkeypatch.setattr(timing, "clear_l2_cache", lambda device=None: None)
+    for name in ("get_timing_function", "get_timing_stats"):  # put back after FAKES_UPSTREAM
+        monkeypatch.setattr(timing, name, getattr(timing, name))
     monkeypatch.setattr(bench_child, "machine_for", lambda device: StandInGpu())
-    monkeypatch.setitem(baselines.BASELINES, "own_graphs", baselines.Baseline("replays graphs itself", own_graphs=True))
+    replays = baselines.BaselineProgram("replays graphs itself", own_graphs=True)
+    monkeypatch.setitem(baselines.BASELINES, "own_graphs", replays)
     payload = {
         "task": f"local:{reference}",
         "kernelbench": str(kernelbench.path),
@@ -264,15 +275,20 @@ def test_the_child_calls_upstreams_methods_for_candidates_and_baselines_alike(ke
         "protocol": {"rounds": 9, "trials": 20, "passes": 10},
         "budget_s": 60.0,
         "floors": None,
-        "sources": {"honest": MODEL.format(body="")},
+        "sources": {"fakes": MODEL.format(body=FAKES_UPSTREAM), "honest": MODEL.format(body="")},
         "scenes": [
-            {"key": "official", "precision": "fp32", "candidates": ["honest"], "baselines": ["eager", "own_graphs"]}
+            {
+                "key": "official",
+                "precision": "fp32",
+                "candidates": ["fakes", "honest"],
+                "baselines": ["eager", "own_graphs"],
+            }
         ],
     }
     events = []
     bench_child.run(payload, events.append)
     final = [event["bench"] for event in events if event.get("bench", {}).get("finished")][-1]
-    for name in ("honest", "eager", "own_graphs"):
+    for name in ("fakes", "honest", "eager", "own_graphs"):
         row = final["rows"][name]
         assert row["status"] == "OK", row
         stats = row["timing"]["cuda_event"]
@@ -280,7 +296,7 @@ def test_the_child_calls_upstreams_methods_for_candidates_and_baselines_alike(ke
         assert stats["samples_ms"] == [0.12345] * 20 and row["timing"]["host_time"]["trials"] == 20
         assert ("graph_replay" in row["timing"]) is (name != "own_graphs")
     assert final["upstream_methods"] == "called from the checkout, unmodified"
-    assert sorted(final["series"]["cuda_event"]["orders"][0]) == [0, 1, 2]
+    assert sorted(final["series"]["cuda_event"]["orders"][0]) == [0, 1, 2, 3]
 
 
 def test_bench_command_writes_json_table_and_picture(reference, tmp_path):

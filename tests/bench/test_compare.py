@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kbsub.eval.bench.compare import MARGIN, Comparison, Verdict, compare, interval, judge, unpaired
+from kbsub.eval.bench.compare import MARGIN, PairedComparison, Verdict, compare, interval, judge, unpaired
 
 ROUNDS = 35  # the protocol's number
 
@@ -105,6 +105,6 @@ def test_not_a_time(bad):
 
 
 def test_words_show_speedup_and_interval():
-    text = Comparison(Verdict.FASTER, 0.5, 0.4, 0.625, 35).words("eager")
+    text = PairedComparison(Verdict.FASTER, 0.5, 0.4, 0.625, 35).words("eager")
     assert text == "FASTER than eager: 2x (1.6 to 2.5)"
     assert "other GPU" in unpaired("measured on another GPU, other GPU").words("eager")

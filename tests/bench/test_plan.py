@@ -6,19 +6,11 @@ import pytest
 
 from kbsub.eval.bench import quality
 from kbsub.eval.bench.baselines import require_known
-from kbsub.eval.bench.plan import (
-    BenchFile,
-    CandidateFile,
-    PlanError,
-    ShapeSpec,
-    candidate_files,
-    choose_methods,
-    choose_shapes,
-    plan_scenes,
-    read_bench_file,
-)
+from kbsub.eval.bench.plan import CandidateFile, choose_methods, choose_shapes, plan_scenes
 from kbsub.eval.results.model import Result
-from kbsub.eval.run.machine_facts import submissions_folder
+from kbsub.eval.tasks.bench_file import BenchFile, ShapeSpec, read_bench_file
+from kbsub.eval.tasks.folder import submissions_folder
+from kbsub.eval.tasks.toml_file import TaskFolderError
 
 # ---- the plan ----
 
@@ -90,7 +82,7 @@ def test_wrong_options_say_what_is_known(call, words):
 
 def test_a_broken_bench_file_names_the_key(tmp_path):
     (tmp_path / "bench.toml").write_text('[[shapes]]\ninputs = []\ninit = [4]\nseed = "x"\n')
-    with pytest.raises(PlanError, match=r"bench.toml: shapes.0.inputs"):
+    with pytest.raises(TaskFolderError, match=r"bench.toml: shapes.0.inputs"):
         read_bench_file(tmp_path)
 
 
@@ -150,15 +142,3 @@ def test_sample_flags():
 
 def test_no_gpu_is_said():
     assert quality.snapshot(None) == {"available": False, "reason": "no NVIDIA GPU"}
-
-
-def test_candidates_are_the_declared_ones_unless_named(tmp_path):
-    (tmp_path / "candidates.toml").write_text('[one]\ntitle = "t"\nprecision = ["fp32"]\ncontract = "tolerance"\n')
-    (tmp_path / "one.py").write_text("")
-    (tmp_path / "reference.py").write_text("")
-    assert [path.name for path in candidate_files([], tmp_path)] == ["one.py"]
-    assert [path.name for path in candidate_files(["one"], tmp_path)] == ["one.py"]
-    with pytest.raises(PlanError, match="two: no such candidate file"):
-        candidate_files(["two"], tmp_path)
-    with pytest.raises(PlanError, match="name the files to time"):
-        candidate_files([], None)

@@ -12,18 +12,16 @@ import torch
 
 from kbsub.adapters.task import load_local_task
 from kbsub.eval.bench.machine import CpuMachine, PlainProgram
+from kbsub.eval.bench.methods.upstream import last_call, upstream_rounds, upstream_statistics
 from kbsub.eval.bench.scene import BenchScene
 from kbsub.eval.bench.timing import (
     Dropped,
     TimingProtocol,
-    last_call,
     quartiles,
     replay_rounds,
     replay_statistics,
     round_orders,
     spread,
-    upstream_rounds,
-    upstream_statistics,
 )
 from kbsub.eval.process.isolated import Status
 from support.small_reference import REFERENCE

@@ -16,10 +16,11 @@ from kbsub.eval.report import papers as report
 from kbsub.eval.report import plots, tables
 from kbsub.eval.report import verdict_tables as report_tables
 from kbsub.eval.results import manifest
-from kbsub.eval.results.model import Result, Timing, read_result, write_json_atomic
+from kbsub.eval.results.model import Result, read_result, write_json_atomic
+from kbsub.eval.results.timing import Timing
 from support.cells import column, row
 from support.paths import ROOT
-from support.stored_result import OTHER_RUN, content, replay, with_files
+from support.stored_result import OTHER_RUN, bench_run, content, replay, with_files
 
 
 @pytest.fixture
@@ -58,7 +59,7 @@ def test_timing_table_compares_in_words_and_ranks_no_floor(result):
 
 def test_numbers_of_another_run_are_not_compared(result):
     stale = Result.model_validate(content())
-    stale.candidates["exact"].timing["graph_replay"].__pydantic_extra__["run"] = OTHER_RUN
+    stale.candidates["exact"].timing["graph_replay"].run = OTHER_RUN
     assert column(tables.timing_table(stale), "`exact`", "against eager") == "-"
     assert "Timed in another run than eager, so not compared with it: `exact`." in tables.timing_table(stale).notes
     comparison = tables.paired(
@@ -84,7 +85,7 @@ def test_a_candidate_is_held_against_the_baseline_of_its_own_run(result):
     for each in result.candidates.values():  # nobody is of the old run any more: nothing is kept for nobody
         each.timing, each.shapes = None, None
     keep_pairs(result, {key: baseline.model_copy(deep=True) for key, baseline in result.baselines.items()})
-    assert "earlier" not in result.baselines["eager"].model_extra
+    assert "earlier" not in result.baselines["eager"].model_dump()
 
 
 def test_a_tie_is_never_printed_as_a_win():
@@ -96,7 +97,7 @@ def test_a_tie_is_never_printed_as_a_win():
 
 def test_trials_are_compared_by_pass(result):
     timing = result.baselines["eager"].timing["cuda_event"]
-    assert len(timing.samples_ms) == 100 and len(tables.by_round(timing)) == 10
+    assert len(timing.samples_ms) == 100 and len(timing.by_round()) == 10
 
 
 def test_floors_table_gives_percent_of_each(result):
@@ -111,9 +112,9 @@ def test_floors_are_those_of_the_run_that_timed_the_official_shape():
     official = {"bytes": 600, "input_bytes": 300, "memory_floor_ms": 0.14}
     other = {"bytes": 60, "input_bytes": 30, "memory_floor_ms": 0.02}
     runs = {
-        "1": {"scenes": {"official@fp32": {**official, "memory_floor_ms": 0.5}}, "floors": {"copy_gb_s": 1.0}},
-        "2": {"scenes": {"official@fp32": official}, "floors": {"copy_gb_s": 4000.0, "chain_ms": 0.15}},
-        "3": {"scenes": {"8x32@fp32": other}, "floors": {"copy_gb_s": 3000.0, "chain_ms": 0.16}},
+        "1": bench_run({"official@fp32": {**official, "memory_floor_ms": 0.5}}, {"copy_gb_s": 1.0}),
+        "2": bench_run({"official@fp32": official}, {"copy_gb_s": 4000.0, "chain_ms": 0.15}),
+        "3": bench_run({"8x32@fp32": other}, {"copy_gb_s": 3000.0, "chain_ms": 0.16}),
     }
     result = Result.model_validate({**data, "bench": {"runs": runs}})
     words = "copy 4000 GB/s, every byte once 0.140 ms, input read twice 0.210 ms, chain of the reference order 0.150 ms"

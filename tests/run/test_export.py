@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from kbsub.adapters.task import TaskError
 from kbsub.eval.run.export import MAPPING_FILE, Best, Entry, ExportError, best_of, choose_entries, export
 
 SOURCES = {"slow": b"# slow\r\n", "fast": b"# fast \xc3\xa9\n", "wrong": b"# wrong\n", "stale": b"# stale\n"}
@@ -111,10 +112,13 @@ def test_candidates_are_named_by_stem_or_path_or_not_at_all(tmp_path):
 
 @pytest.mark.parametrize(
     "names, said",
-    [(["three"], r"three: neither .*there: one, two"), (["one", "one"], "two files are called one")],
+    [
+        (["three"], r"three: no such candidate file.*there: one, two"),
+        (["one", "one"], "one: two files of one name would share a row"),
+    ],
 )
 def test_a_name_that_cannot_be_is_refused(tmp_path, names, said):
-    with pytest.raises(ExportError, match=said):
+    with pytest.raises(TaskError, match=said):
         choose_entries(names, write_task_folder(tmp_path / "level1_40"))
 
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 from functools import lru_cache
-from pathlib import Path
 
 import pytest
 import torch
 
-import kbsub.submissions
 from kbsub.adapters.task import load_local_task, load_task
 from kbsub.eval.suite import judge as stress
 from kbsub.eval.suite.models import BASELINES, Entrant, task_cases
 from kbsub.eval.tasks.cases import suite
+from support.paths import ROOT
 from support.stress_stand_ins import NATIVE, RIGHT, WRONG, source
 
 COMMON = {"task": "level1_40", "precision": "fp32", "kernelbench": None, "device": "cpu"}
@@ -265,7 +264,7 @@ def hosted(text: str) -> dict[str, str]:
     return {row["name"]: row["class"] for row in rows}
 
 
-REFERENCE_ORDER = Path(next(iter(kbsub.submissions.__path__))) / "level1_40" / "reference_order.py"
+REFERENCE_ORDER = ROOT / "submissions" / "level1_40" / "reference_order.py"
 ONE_BIT = ("const float r = rstd[row];", "const float r = rstd[row] * 1.0000002f;")
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-import kbsub.submissions
 from kbsub.eval.process.isolated import Status
 from kbsub.eval.suite.batch import run_batch
+from support.paths import ROOT
 from support.stress_stand_ins import NATIVE, source
 
 pytestmark = pytest.mark.gpu
-FOLDER = Path(next(iter(kbsub.submissions.__path__))) / "level1_40"
+FOLDER = ROOT / "submissions" / "level1_40"
 COMMON = {"task": "level1_40", "precision": "fp32", "kernelbench": None, "device": "cuda"}
 
 # name: (body of forward, the case that must catch it)

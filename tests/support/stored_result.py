@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
+
+from kbsub.eval.bench.timing import TimingProtocol
 
 RUN, OTHER_RUN = "2026-01-01T00:00:00.000000Z", "2026-01-02T00:00:00.000000Z"
 
@@ -72,6 +75,25 @@ def content() -> dict:
             "split": candidate(1.2, contract="control"),
             "broken": {"sha256": "c" * 64, "contract": "tolerance", "precision": "fp32", "status": "COMPILE_ERROR"},
         },
+    }
+
+
+def bench_run(scenes: dict[str, dict], floors: dict) -> dict:
+    """One run under `bench.runs`: everything `kbsub bench` writes, the scenes' own numbers as given."""
+    state = {"available": False, "reason": "no NVIDIA GPU"}
+    scene = {
+        "series": {},
+        "quality": {"before": state, "after": state, "flags": []},
+        "upstream_methods": "not asked for",
+    }
+    return {
+        "protocol": asdict(TimingProtocol()),
+        "methods": ["graph_replay"],
+        "environment": content()["environment"],
+        "floors": floors,
+        "scenes": {key: {**scene, **numbers} for key, numbers in scenes.items()},
+        "skipped": {},
+        "notes": [],
     }
 
 

@@ -1,12 +1,9 @@
-"""The case tables are complete and unambiguous, and a task folder's own file is read or refused: stress_cases.py."""
+"""The case tables are complete and unambiguous, and a task folder's own file is read or refused."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-import kbsub.submissions
 from kbsub.eval.suite.records import contradictions, counts, unexpected
 from kbsub.eval.tasks.cases import (
     CHECKS,
@@ -20,8 +17,9 @@ from kbsub.eval.tasks.cases import (
     select,
     suite,
 )
+from support.paths import ROOT
 
-LEVEL1_40 = Path(next(iter(kbsub.submissions.__path__))) / "level1_40" / "stress_cases.toml"
+LEVEL1_40 = ROOT / "submissions" / "level1_40"
 
 # What the issue asks for: (kind, scale, offset, value) of each input.
 ASKED = {
@@ -102,7 +100,7 @@ def test_only_the_task_s_own_shape_may_not_be_refused():
 
 
 def test_a_folder_without_a_file_adds_nothing(tmp_path):
-    assert load_task_cases(tmp_path / "stress_cases.toml") == TaskCases()
+    assert load_task_cases(tmp_path) == TaskCases()
 
 
 BAD_FILES = {
@@ -119,11 +117,11 @@ BAD_FILES = {
 
 @pytest.mark.parametrize("words", BAD_FILES)
 def test_a_file_that_cannot_be_run_is_refused_by_name(tmp_path, words):
-    path = tmp_path / "stress_cases.toml"
+    path = tmp_path / "cases.toml"
     path.write_text(BAD_FILES[words])
     with pytest.raises(CaseFileError) as caught:
-        load_task_cases(path)
-    assert words in str(caught.value) and "stress_cases.toml" in str(caught.value)
+        load_task_cases(tmp_path)
+    assert words in str(caught.value) and "cases.toml" in str(caught.value)
 
 
 def test_patterns_select_cases():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from kbsub.eval.results.model import Record
+from kbsub.eval.results.record import Record
 from kbsub.eval.verdicts.kind import Answer, Asked, Column, VerdictKind, contradictions, listed
 
 ON_CUDA = "native on cuda"  # how the record names its reference

@@ -14,13 +14,11 @@ from kbsub.adapters.candidate import load_candidate
 from kbsub.adapters.task import SEED, Modules, Task, trial_seeds
 from kbsub.eval.operators.compare.predicate import CHUNK_ELEMENTS, OFFICIAL_TOLERANCE
 from kbsub.eval.process.isolated import JudgeFailure, Status, is_out_of_memory
+from kbsub.eval.tasks.task_file import task_file
 
 if TYPE_CHECKING:
     import torch
 
-# Sizes for the host executor, by the names that a reference program reads. Rows of 3,072, so that each of the reference
-# order's 128 threads folds six vec4; or fewer tokens of their own size.
-SMALL_SIZES = ({"batch_size": 3, "features": 8, "dim1": 16, "dim2": 24}, {"tokens": 16})
 # A library call that finds no GPU where the file asked for one.
 _NO_GPU_TEXTS = ("no nvidia driver", "not compiled with cuda", "no cuda gpus", "cuda driver")
 
@@ -28,9 +26,9 @@ _NO_GPU_TEXTS = ("no nvidia driver", "not compiled with cuda", "no cuda gpus", "
 def run(candidate_source: str, task: Task, progress: Any, *, hosted: bool = False, full: bool = True) -> dict[str, Any]:
     """{cpu_check: {certified, correctness, trials, seeds, max_abs, provenance ...}, verdict: {status, reason}}.
 
-    `hosted` runs the candidate's CUDA source with the host executor, at SMALL_SIZES unless `full`. Raises JudgeFailure:
-    COMPILE_ERROR from loading, RUNTIME_ERROR or OUT_OF_MEMORY from the candidate's own code, NOT_RUN when it asks for
-    a GPU or the small size of this task is not known.
+    `hosted` runs the candidate's CUDA source with the host executor, at the small size of the task's task.toml unless
+    `full`. Raises JudgeFailure: COMPILE_ERROR from loading, RUNTIME_ERROR or OUT_OF_MEMORY from the candidate's own
+    code, NOT_RUN when it asks for a GPU or the small size of this task is not known.
     """
     import torch
 
@@ -82,11 +80,11 @@ def run(candidate_source: str, task: Task, progress: Any, *, hosted: bool = Fals
 
 def _shrink(modules: Modules, task: Task) -> dict[str, int]:
     """Lower the sizes that get_inputs and get_init_inputs read from their module; the seeds stay the official ones."""
-    for sizes in SMALL_SIZES:
-        if all(name in modules.context for name in sizes):
-            modules.context.update(sizes)
-            return sizes
-    raise JudgeFailure(Status.NOT_RUN, f"no small size of {task.slug} is known; add --full for its own")
+    sizes = task_file(task.slug).sizes.small
+    if not sizes or not all(name in modules.context for name in sizes):
+        raise JudgeFailure(Status.NOT_RUN, f"no small size of {task.slug} is known; add --full for its own")
+    modules.context.update(sizes)
+    return sizes
 
 
 def _trial(

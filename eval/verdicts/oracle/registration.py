@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar
 
-from kbsub.eval.results.model import Record
+from kbsub.eval.results.record import Record
 from kbsub.eval.verdicts.kind import Answer, Asked, Column, VerdictKind, listed
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar
 
-from kbsub.eval.results.model import Record
+from kbsub.eval.results.record import Record
 from kbsub.eval.suite.records import declared_stress, unexpected
 from kbsub.eval.tasks.cases import FAIL, NEARER, SKIPPED
 from kbsub.eval.verdicts.kind import Answer, Asked, Column, VerdictKind, contradictions, listed
