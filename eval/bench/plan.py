@@ -14,8 +14,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from kbsub.adapters.source import SourceError, check_names, read_limited
 from kbsub.eval.bench.timing import COLD_REPLAY, METHODS, TimingProtocol
 from kbsub.eval.results.model import Result, row_key
+from kbsub.eval.tasks.declarations import Declaration
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -130,15 +132,14 @@ class Plan:
     floors: bool = True
 
 
-def read_candidate(path: Path) -> CandidateFile:
-    """A candidate file with its declaration. PlanError when it cannot be read; DeclarationError from its table."""
-    from kbsub.eval.tasks.declarations import declaration_of
-
+def read_candidate(path: Path, declared: Declaration | None = None) -> CandidateFile:
+    """A candidate file with the declaration that counts for it, if any does. PlanError when it cannot be read."""
     try:
-        source = path.read_bytes().decode("utf-8")  # not read_text: it would change the line ends, and the hash
+        source = read_limited(path).decode("utf-8")  # not read_text: it would change the line ends, and the hash
+    except SourceError as error:
+        raise PlanError(str(error)) from error
     except (OSError, UnicodeDecodeError) as error:
         raise PlanError(f"{path}: cannot be read as a candidate: {error}") from error
-    declared = declaration_of(path)
     if declared is None:
         return CandidateFile(path.stem, source, None)
     precisions = tuple(declared.precision)
@@ -167,9 +168,10 @@ def candidate_files(names: Sequence[str], folder: Path | None) -> list[Path]:
                 f"{name}: no such candidate file" + (f", and none of that name in {folder}" if folder else "")
             )
         found.append(path)
-    stems = [path.stem for path in found]
-    if twice := sorted({stem for stem in stems if stems.count(stem) > 1}):
-        raise PlanError(f"{twice[0]}: two files of one name would share a row; time them in two runs")
+    try:
+        check_names(found)
+    except SourceError as error:
+        raise PlanError(str(error)) from error
     return found
 
 
