@@ -12,6 +12,8 @@ import sys
 import typer
 
 import kbsub.eval.commands as commands
+from kbsub.eval.process.printable import shown_name
+from kbsub.eval.report.console import accept_any_encoding
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Judge KernelBench candidates.")
 
@@ -30,12 +32,14 @@ for module in pkgutil.iter_modules(commands.__path__):
 
 def main() -> None:
     """Entry point of the `kbsub` command. A file or folder that cannot be used is exit code 2 and a sentence."""
+    accept_any_encoding()
     try:
         app()
     except OSError as error:  # read-only folders, full disks; with no file named it is a mistake of ours
         if error.filename is None:
             raise
-        typer.echo(f"kbsub: {error.filename}: {error.strerror}; choose another place, or mend this one", err=True)
+        name = shown_name(error.filename)
+        typer.echo(f"kbsub: {name}: {error.strerror}; choose another place, or mend this one", err=True)
         sys.exit(2)
 
 

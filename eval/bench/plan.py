@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kbsub.adapters.source import SourceError, read_limited
 from kbsub.eval.bench.methods.register import methods, part_of_all
 from kbsub.eval.bench.timing import TimingProtocol
 from kbsub.eval.results.model import Result, row_key
 from kbsub.eval.results.timing import OFFICIAL
 from kbsub.eval.tasks.bench_file import BENCH_FILE, BenchFile, ChainSpec, ShapeSpec
-from kbsub.eval.tasks.declarations import declaration_of
+from kbsub.eval.tasks.declarations import Declaration
 
 
 class PlanError(ValueError):
@@ -75,13 +76,14 @@ class BenchPlan:
     floors: bool = True
 
 
-def read_candidate(path: Path) -> CandidateFile:
-    """A candidate file with its declaration. PlanError when it cannot be read; DeclarationError from its table."""
+def read_candidate(path: Path, declared: Declaration | None = None) -> CandidateFile:
+    """A candidate file with the declaration that counts for it, if any does. PlanError when it cannot be read."""
     try:
-        source = path.read_bytes().decode("utf-8")  # not read_text: it would change the line ends, and the hash
+        source = read_limited(path).decode("utf-8")  # not read_text: it would change the line ends, and the hash
+    except SourceError as error:
+        raise PlanError(str(error)) from error
     except (OSError, UnicodeDecodeError) as error:
         raise PlanError(f"{path}: cannot be read as a candidate: {error}") from error
-    declared = declaration_of(path)
     if declared is None:
         return CandidateFile(path.stem, source, None)
     precisions = tuple(declared.precision)

@@ -36,14 +36,16 @@ def command(
     allow_unverified: Annotated[
         bool, typer.Option("--allow-unverified", help="Also time candidates without an official pass; rows say so.")
     ] = False,
+    declarations: Annotated[
+        Path | None,
+        typer.Option(help="A candidates.toml that you vouch for; beside a file of one's own none counts by itself."),
+    ] = None,
 ) -> None:
     """Time candidates and baselines in one interleaved run; a table and the JSON.
 
     A candidate is timed when the result file holds an official pass of this very file (kbsub eval --only official).
     Exit code: 0 every program was timed or says why not; 1 one failed while timed; 2 the call is wrong; 3 no GPU.
     """
-    from rich.console import Console
-
     from kbsub.adapters.task import PRECISIONS, TaskError, resolve_task
     from kbsub.eval.bench.baselines import DEFAULT_BASELINES, require_known
     from kbsub.eval.bench.parent import run_bench
@@ -57,15 +59,16 @@ def command(
     from kbsub.eval.bench.record import store
     from kbsub.eval.bench.timing import TimingProtocol
     from kbsub.eval.process.isolated import Status
+    from kbsub.eval.process.printable import shown_name
+    from kbsub.eval.report.console import console_for_stdout
     from kbsub.eval.results.model import ResultError, read_result
     from kbsub.eval.run.machine_facts import gpu_folder, gpu_index, gpu_name
     from kbsub.eval.tasks.bench_file import read_bench_file
+    from kbsub.eval.tasks.declarations import DeclarationError, read_declared
     from kbsub.eval.tasks.files import candidate_files
     from kbsub.eval.tasks.folder import folder_of
 
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=160)  # a log has no width of its own; 80 columns would fold every cell
+    console = console_for_stdout()
     try:
         gpu = gpu_name(gpu_index(device))
     except ValueError as error:
@@ -81,7 +84,13 @@ def command(
         target = out or Path("runs") / gpu_folder(gpu) / f"{resolved.slug}.json"
         stored = read_result(target) if target.exists() else None
         folder = folder_of(task)
-        files = [read_candidate(path) for path in candidate_files(candidates or [], folder)]
+        paths = candidate_files(candidates or [], folder)
+        declared = read_declared(paths, declarations)
+        if declared.wrong:
+            raise DeclarationError(next(iter(declared.wrong.values())))
+        for note in declared.notes():
+            console.print(note, style="yellow", markup=False, highlight=False, soft_wrap=True)
+        files = [read_candidate(path, declared.rows.get(path)) for path in paths]
         bench_file = read_bench_file(folder)
         names = {"all": list(DEFAULT_BASELINES), "none": []}.get(baselines) or baselines.split(",")
         chosen = [] if baselines == "none" else require_known(names)
@@ -114,7 +123,8 @@ def command(
     except (ResultError, OSError) as error:
         _stop(1, f"{target}: {error}")
     except KeyboardInterrupt:
-        console.print(f"interrupted; every finished method is in {target}", style="yellow", highlight=False)
+        words = f"interrupted; every finished method is in {shown_name(target)}"
+        console.print(words, style="yellow", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(130) from None
     _summary(console, plan, record, target, show.said)
     failed = [
@@ -143,33 +153,38 @@ class _BenchProgress:
             self.status.__exit__(*what)
 
     def event(self, event: dict[str, Any]) -> None:
+        from rich.markup import escape
+
         from kbsub.eval.process.isolated import describe_event
+        from kbsub.eval.process.printable import one_line
 
         if self.status is not None:
-            self.status.update(describe_event(event))
+            self.status.update(escape(describe_event(event)))
         bench = event.get("bench", {})
         if bench.get("kind") == "dropped":
             self.said.add((bench["scene"], bench["name"]))
             words = f"{bench['scene']}: {bench['name']}: {bench['status']}: {bench['reason']}"
-            self.console.print(words, markup=False, highlight=False, soft_wrap=True)
+            self.console.print(one_line(words), markup=False, highlight=False, soft_wrap=True)
         elif bench.get("kind") == "scene" and bench["finished"]:
             timed = sum(bool(row.get("timing")) for row in bench["rows"].values())
-            self.console.print(f"{bench['scene']}: {timed} programs timed", highlight=False)
+            words = one_line(f"{bench['scene']}: {timed} programs timed")
+            self.console.print(words, markup=False, highlight=False, soft_wrap=True)
 
 
 def _summary(console: Any, plan: Any, record: Any, target: Path, said: set[tuple[str, str]]) -> None:
+    from kbsub.eval.process.printable import one_line, printable, shown_name
     from kbsub.eval.report import leaderboard as compare
     from kbsub.eval.report.tables import floors_table, shapes_table, timing_table, verdicts_table
     from kbsub.eval.results.model import read_result
     from kbsub.eval.results.timing import OFFICIAL
 
     for note in record.notes:
-        console.print(note, markup=False, highlight=False, soft_wrap=True)
+        console.print(printable(note), markup=False, highlight=False, soft_wrap=True)
     for scene in plan.scenes:
         for name, row in record.rows(scene).items():
             if row["status"] != "OK" and (scene.id, name) not in said:
                 words = f"{scene.id}: {name}: {row['status']}: {row.get('reason', '')}"
-                console.print(words, markup=False, highlight=False, soft_wrap=True)
+                console.print(one_line(words), markup=False, highlight=False, soft_wrap=True)
     if not target.exists():
         console.print("nothing was measured, nothing is written", style="bold yellow")
         return
@@ -184,10 +199,10 @@ def _summary(console: Any, plan: Any, record: Any, target: Path, said: set[tuple
         console.print(shapes_table(result, list(plan.candidates)).rich())
     if plan.device == "cpu":
         console.print("A rehearsal on the CPU: these times say nothing about a GPU.", style="bold yellow")
-    console.print(f"written to {target}", highlight=False)
+    console.print(f"written to {shown_name(target)}", markup=False, highlight=False, soft_wrap=True)
     try:
         for path in compare.write_summary(result, target.with_suffix("")):
-            console.print(f"written to {path}", highlight=False)
+            console.print(f"written to {shown_name(path)}", markup=False, highlight=False, soft_wrap=True)
     except ModuleNotFoundError as error:
         console.print(f"no pictures: {error}; install it with: pip install matplotlib", highlight=False)
 
@@ -208,5 +223,7 @@ def _checkout(explicit: Path | None, console: Any) -> Path | None:
 
 
 def _stop(code: int, message: str) -> NoReturn:
-    typer.echo(f"kbsub bench: {message}", err=True)
+    from kbsub.eval.process.printable import printable
+
+    typer.echo(printable(f"kbsub bench: {message}"), err=True)
     raise typer.Exit(code)

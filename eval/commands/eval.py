@@ -28,25 +28,30 @@ def command(
     kernelbench: Annotated[Path | None, typer.Option(help="The checkout; default: as kbsub fetch left it.")] = None,
     gpus: Annotated[int, typer.Option(help="For a run folder: GPUs of this machine, a row at a time each.", min=1)] = 1,
     scheduler: Annotated[str, typer.Option(help="For a run folder: a dask scheduler that is already running.")] = "",
+    declarations: Annotated[
+        Path | None,
+        typer.Option(help="A candidates.toml that you vouch for; beside a file of one's own none counts by itself."),
+    ] = None,
 ) -> None:
     """Judge candidates: KernelBench's own verdict, then this project's checks; a table and a JSON.
 
     Exit code: 0 every row is OK or says why it could not be run here; 1 a row failed; 2 the call is wrong; 3 no GPU
     for --device cuda.
+    A declaration (contract, precisions, expected failures) counts from this repository's own task folders and from the
+    file given with --declarations; it is read before anything runs. Any other candidates.toml is named and ignored.
     """
-    from rich.console import Console
-
     from kbsub.adapters.checkout import CheckoutError, CheckoutMissing, find_checkout
     from kbsub.adapters.task import TaskError, resolve_task
+    from kbsub.eval.process.printable import printable
+    from kbsub.eval.report.console import console_for_stdout
     from kbsub.eval.results.model import ResultError
     from kbsub.eval.run.machine_facts import gpu_folder, gpu_index, gpu_name
     from kbsub.eval.run.runner import Plan, failures, run
+    from kbsub.eval.tasks.declarations import DeclarationError, read_declared
     from kbsub.eval.tasks.files import candidate_files
     from kbsub.eval.tasks.folder import folder_of
 
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=160)  # a log file has no width of its own; 80 would fold the tables
+    console = console_for_stdout()
     stages = tuple(name.strip() for name in only.split(",") if name.strip()) or DEFAULT_KINDS
     if unknown := [name for name in stages if name not in KINDS]:
         _stop(2, f"--only {','.join(unknown)}: no such stage; there are {', '.join(KINDS)}")
@@ -62,19 +67,22 @@ def command(
         if kernelbench is not None:
             _stop(2, str(error))
         checkout = None
-        console.print(f"[yellow]{error}[/yellow]", highlight=False)
+        console.print(printable(str(error)), style="yellow")
     except CheckoutError as error:
         _stop(2, str(error))
     if candidates and len(candidates) == 1 and Path(candidates[0]).is_dir():
-        if not_meant := [name for name, given in (("--only", only), ("--out", out), ("--full", full)) if given]:
+        not_for_a_folder = (("--only", only), ("--out", out), ("--full", full))
+        if not_meant := [name for name, given in (*not_for_a_folder, ("--declarations", declarations)) if given]:
             _stop(2, f"{', '.join(not_meant)}: a run folder gets the official stage alone, its rows stay in the folder")
         where = (device or "cuda") if gpu or scheduler else "cpu"
         raise typer.Exit(_batch(Path(candidates[0]), where, precision, timeout, checkout, gpus, scheduler, console))
     try:
+        files = candidate_files(candidates or [], folder_of(task))
+        declared = read_declared(files, declarations)
         plan = Plan(
             task=resolve_task(task, kernelbench=checkout, precision=precision),
             task_text=task,
-            candidates=candidate_files(candidates or [], folder_of(task)),
+            candidates=files,
             stages=tuple(sorted(stages, key=list(KINDS).index)),
             precision=precision,
             device=(device or "cuda") if gpu else "cpu",
@@ -83,12 +91,15 @@ def command(
             host_executor=device == "cpu",
             full=full,
             gpu=gpu,
+            declared=declared,
         )
+        for note in declared.notes():
+            console.print(note, style="yellow", markup=False, highlight=False, soft_wrap=True)
         target = out or Path("runs") / gpu_folder(gpu) / f"{plan.task.slug}.json"
         show = _Show(console, plan)
         with show:
             rows, _ = run(plan, target, show.report, show.finished)
-    except (TaskError, ResultError) as error:
+    except (TaskError, ResultError, DeclarationError) as error:
         _stop(2, str(error))
     _summary(console, plan, rows, target)
     raise typer.Exit(1 if failures(rows) else 0)
@@ -125,7 +136,12 @@ class _Show:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
         self.console, self.plan = console, plan
-        columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+        columns = (
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.description}", markup=False),
+        )
         self.progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         self.bar = self.progress.add_task("", total=len(plan.candidates))
 
@@ -137,19 +153,25 @@ class _Show:
 
     def report(self, row: Any, stage: str, event: Any) -> None:
         from kbsub.eval.process.isolated import describe_event
+        from kbsub.eval.process.printable import one_line, shown_name
 
-        of = f" of {event['of']}" if "of" in event else ""
-        self.progress.update(self.bar, description=f"{row.file.stem}: {stage}: {describe_event(event)}{of}")
+        of = f" of {event['of']}" if isinstance(event.get("of"), int) else ""
+        words = one_line(f"{shown_name(row.file.stem)}: {stage}: {describe_event(event)}{of}")
+        self.progress.update(self.bar, description=words)
 
     def finished(self, row: Any) -> None:
+        from kbsub.eval.process.printable import one_line, shown_name
+
         self.progress.advance(self.bar)
         seconds = sum(outcome.seconds for outcome in row.outcomes.values())
         ended = ", ".join(f"{name} {outcome.status}" for name, outcome in row.outcomes.items())
-        self.console.print(f"{row.file.stem}: {ended} ({seconds:.1f} s)", highlight=False)
+        words = one_line(f"{shown_name(row.file.stem)}: {ended} ({seconds:.1f} s)")
+        self.console.print(words, markup=False, highlight=False, soft_wrap=True)
 
 
 def _summary(console: Any, plan: Any, rows: Any, target: Path) -> None:
     """Official first and apart, then the rest, then every line a person must act on."""
+    from kbsub.eval.process.printable import one_line, shown_name
     from kbsub.eval.report.terminal import added_table, explanations, official_table, print_wide
 
     console.print()
@@ -166,14 +188,17 @@ def _summary(console: Any, plan: Any, rows: Any, target: Path) -> None:
         where = "no NVIDIA GPU" if plan.gpu is None else "no verdict from upstream's evaluator"
         console.print(
             f"Nothing official was certified ({where}): {checked} of {len(rows)} candidates were checked locally on "
-            f"the CPU, with the official predicate and seeds ({plan.task.provenance}).",
+            f"the CPU, with the official predicate and seeds ({one_line(plan.task.provenance)}).",
             style="bold yellow",
+            markup=False,
             highlight=False,
             soft_wrap=True,
         )
-    console.print(f"written to {target}", highlight=False)
+    console.print(f"written to {shown_name(target)}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _stop(code: int, message: str) -> NoReturn:
-    typer.echo(f"kbsub eval: {message}", err=True)
+    from kbsub.eval.process.printable import printable
+
+    typer.echo(printable(f"kbsub eval: {message}"), err=True)
     raise typer.Exit(code)

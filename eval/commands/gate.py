@@ -21,8 +21,15 @@ def command(
     json_: Annotated[Path | None, typer.Option("--json", help="Write the answers as JSON here.")] = None,
     out: Annotated[Path | None, typer.Option(help="Keep the result file of the run here.")] = None,
     kernelbench: Annotated[Path | None, typer.Option(help="The checkout; default: as kbsub fetch left it.")] = None,
+    declarations: Annotated[
+        Path | None,
+        typer.Option(help="A candidates.toml that you vouch for; beside a file of one's own none counts by itself."),
+    ] = None,
 ) -> None:
     """Check that candidates are what is required of them, and what they declare.
+
+    A declaration (contract, precisions, expected failures) counts from this repository's own task folders and from the
+    file given with --declarations; it is read before anything runs. Any other candidates.toml is named and ignored.
 
     Exit code: 0 every required check passed; 1 one failed; 2 the call is wrong; 3 one cannot be certified here.
     """
@@ -35,7 +42,9 @@ def command(
         _stop(gate.EXIT_USAGE, f"--require {require}: no such check as {unknown[0]}; there are {', '.join(KINDS)}")
     if not required:
         _stop(gate.EXIT_USAGE, f"--require is empty; write some of {', '.join(KINDS)}")
-    plan = _plan(candidates, required, task, precision, device, timeout, kernelbench)
+    plan = _plan(candidates, required, task, precision, device, timeout, kernelbench, declarations)
+    for note in plan.declared.notes():
+        typer.echo(f"kbsub gate: {note}", err=True)
     with tempfile.TemporaryDirectory() as nowhere:
         found = _run(plan, out or Path(nowhere) / "result.json")
     facts = {
@@ -43,6 +52,7 @@ def command(
         "precision": plan.precision,
         "provenance": plan.task.provenance,
         "device": plan.gpu or "cpu",
+        **({"declarations": str(declarations)} if declarations else {}),
     }
     _print(found, required)  # first: an answer that cannot be written is read all the same
     _write(found, required, facts, junit, json_)
@@ -57,6 +67,7 @@ def _plan(
     device: str,
     timeout: float,
     kernelbench: Path | None,
+    declarations: Path | None,
 ) -> Any:
     """The run's plan, as `kbsub eval` would make it; a wrong call ends with exit code 2."""
     from kbsub.adapters.checkout import CheckoutError, CheckoutMissing, find_checkout
@@ -64,6 +75,7 @@ def _plan(
     from kbsub.eval.run.gate import EXIT_USAGE
     from kbsub.eval.run.machine_facts import gpu_index, gpu_name
     from kbsub.eval.run.runner import Plan
+    from kbsub.eval.tasks.declarations import DeclarationError, read_declared
     from kbsub.eval.tasks.files import candidate_files
     from kbsub.eval.tasks.folder import folder_of
 
@@ -80,10 +92,11 @@ def _plan(
     except CheckoutError as error:
         _stop(EXIT_USAGE, str(error))
     try:
+        files = candidate_files(names, folder_of(task))
         return Plan(
             task=resolve_task(task, kernelbench=checkout, precision=precision),
             task_text=task,
-            candidates=candidate_files(names, folder_of(task)),
+            candidates=files,
             stages=tuple(name for name in KINDS if name in required),
             precision=precision,
             device=(device or "cuda") if gpu or device.startswith("cuda") else "cpu",
@@ -91,17 +104,20 @@ def _plan(
             timeout_s=timeout,
             host_executor=device == "cpu",
             gpu=gpu,
+            declared=read_declared(files, declarations),
         )
-    except TaskError as error:
+    except (TaskError, DeclarationError) as error:
         _stop(EXIT_USAGE, str(error))
 
 
 def _run(plan: Any, out: Path) -> dict[str, Any]:
     """Row key -> its checks, after running what is required. Without the GPU that was asked for nothing is run."""
     from kbsub.adapters.candidate import cuda_source_of
+    from kbsub.eval.process.printable import one_line
+    from kbsub.eval.process.result_frames import SHAPE_ERRORS
     from kbsub.eval.results.model import ResultError, row_key
     from kbsub.eval.run.gate import EXIT_USAGE, Check, answers
-    from kbsub.eval.run.runner import declaration_for, read_source, run
+    from kbsub.eval.run.runner import run
     from kbsub.eval.verdicts.kind import Answer
 
     if plan.device != "cpu" and plan.gpu is None:
@@ -110,7 +126,8 @@ def _run(plan: Any, out: Path) -> dict[str, Any]:
         return {row_key(file.stem, plan.precision): nothing for file in plan.candidates}
 
     def finished(row: Any) -> None:
-        typer.echo(f"{row.key}: " + ", ".join(f"{name} {end.status}" for name, end in row.outcomes.items()), err=True)
+        ended = ", ".join(f"{name} {end.status}" for name, end in row.outcomes.items())
+        typer.echo(one_line(f"{row.key}: {ended}"), err=True)
 
     try:
         rows, _ = run(plan, out, lambda row, stage, event: None, finished)
@@ -118,9 +135,14 @@ def _run(plan: Any, out: Path) -> dict[str, Any]:
         _stop(EXIT_USAGE, str(error))
     found = {}
     for row in rows:
-        declaration, wrong = declaration_for(row.file)
-        library_on_cpu = plan.device == "cpu" and cuda_source_of(read_source(row.file)[0]) is None
-        found[row.key] = answers(row.fields, declaration, plan.stages, library_on_cpu=library_on_cpu)
+        declaration, wrong = plan.declaration_for(row.file)
+        on_gpu = plan.device != "cpu"
+        library_on_cpu = not on_gpu and cuda_source_of(row.source) is None
+        try:
+            found[row.key] = answers(row.fields, declaration, plan.stages, library_on_cpu=library_on_cpu, on_gpu=on_gpu)
+        except SHAPE_ERRORS as error:  # what a child sent is of no form that a judge sends: this row's failure alone
+            words = f"its row is malformed: {type(error).__name__}: {error}"
+            found[row.key] = [Check(name, Answer.FAIL, words) for name in plan.stages]
         if wrong:
             found[row.key] = [*found[row.key], Check("declaration", Answer.FAIL, wrong)]
     return found
@@ -138,17 +160,20 @@ def _write(
 
 
 def _print(found: dict[str, Any], required: tuple[str, ...]) -> None:
+    from kbsub.eval.process.printable import one_line
     from kbsub.eval.verdicts.kind import Answer
 
     marks = {Answer.PASS: "pass", Answer.FAIL: "FAIL", Answer.UNCERTIFIED: "CANNOT CERTIFY"}
     for key, checks in found.items():
         for check in checks:
             if check.answer is not Answer.NOT_REQUIRED:
-                typer.echo(f"{key}: {check.name}: {marks[check.answer]}: {check.words}")
+                typer.echo(one_line(f"{key}: {check.name}: {marks[check.answer]}: {check.words}"))
     if rest := [name for name in KINDS if name not in required]:
         typer.echo(f"not required, so not certified: {', '.join(rest)}")
 
 
 def _stop(code: int, message: str) -> NoReturn:
-    typer.echo(f"kbsub gate: {message}", err=True)
+    from kbsub.eval.process.printable import printable
+
+    typer.echo(printable(f"kbsub gate: {message}"), err=True)
     raise typer.Exit(code)

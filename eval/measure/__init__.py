@@ -1,1 +1,1 @@
-"""Programs that make evidence; `kbsub measure NAME` runs them."""
+"""Programs that make evidence on a GPU and are no part of judging one candidate: `kbsub measure NAME`."""

@@ -19,7 +19,7 @@ from kbsub.eval.host_executor.compile_gate import (
     compile_source,
     findings,
     read_budget,
-    source_and_options,
+    source_and_builds,
     write_budget,
 )
 from kbsub.eval.measure.project import project_path
@@ -47,8 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         precisions = declaration.precision if declaration else ("fp32",)
         built = []
         for arch in DEVICES:
-            source, sets = source_and_options(path, precisions, arch)
-            for options in sets:
+            source, builds = source_and_builds(path, precisions, arch)
+            for options, module in builds.items():
                 try:
                     compiled = compile_source(source, options, arch)
                 except ImportError as error:
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     return 3
                 built.append(compiled.resources)
                 budget = budget_of(built) if given.write else budgets.get(path.stem, {})
-                bad += findings(path.stem, source, options, arch, compiled, budget)
+                bad += findings(path.stem, source, options, arch, compiled, budget, module)
         budgets[path.stem] = budget_of(built)
         print(f"{path.stem}: {len(built)} builds")
     if given.write:

@@ -1,1 +1,1 @@
-"""Processes: outcomes, the isolated child, the cell, the process tree. The lowest layer."""
+"""Processes: outcomes, the isolated child, the cell, the process tree. The lowest layer"""

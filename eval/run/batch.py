@@ -17,9 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from kbsub.adapters.pin import PIN
+from kbsub.adapters.source import SourceError, read_limited
 from kbsub.eval.process.isolated import Outcome, Status, run_isolated
 from kbsub.eval.results.model import write_json_atomic
 from kbsub.eval.run.machine_facts import gpu_index, gpu_uuid
+from kbsub.eval.run.stage_values import stage_problem
+from kbsub.eval.verdicts.register import KINDS, OFFICIAL
 
 SCHEMA = 1
 NAME = re.compile(r"level_(\d+)_problem_(\d+)_sample_(\d+)_kernel\.py")
@@ -80,6 +83,7 @@ class Job:
     source: str
     key: str
     settings: Settings
+    problem: str | None = None  # why the source cannot be judged at all
 
 
 @dataclass
@@ -122,7 +126,10 @@ def prepare(folder: Path, settings: Settings) -> Batch:
     samples = find_samples(folder)
     batch = Batch(folder, settings, summary_name(folder), tuple(sorted({sample.level for sample in samples})))
     for sample in samples:
-        source = sample.path.read_bytes().decode("utf-8", "replace")
+        try:
+            source, problem = read_limited(sample.path).decode("utf-8", "replace"), None
+        except SourceError as error:
+            source, problem = "", str(error)
         job = Job(
             stem=sample.stem,
             task=sample.task,
@@ -132,9 +139,10 @@ def prepare(folder: Path, settings: Settings) -> Batch:
             source=source,
             key=row_key(source, settings),
             settings=settings,
+            problem=problem,
         )
         row = read_row(row_path(folder, job.stem))
-        if row is not None and row["key"] == job.key and row["status"] != Status.NOT_RUN.value:
+        if row is not None and row.get("key") == job.key and row.get("status") != Status.NOT_RUN.value:
             batch.finished[job.stem] = row
         else:
             batch.jobs.append(job)
@@ -155,9 +163,29 @@ def read_row(path: Path) -> dict[str, Any] | None:
 
 def judge(job: Job, isolate: Callable[..., Outcome] = run_isolated) -> dict[str, Any]:
     """The row of one job, judged in a child process on this machine. Whatever the candidate does, a row comes back."""
-    outcome = isolate(job.settings.target, _payload(job), timeout_s=job.settings.timeout_s)
+    if job.problem is not None:
+        return row_of(job, Outcome(Status.COMPILE_ERROR, None, job.problem, "", 0.0))
+    payload = _payload(job)
+    problem = _too_large(job, payload["kernelbench"])
+    if problem:
+        outcome = Outcome(Status.NOT_RUN, None, problem, "", 0.0)
+    else:
+        outcome = isolate(job.settings.target, payload, timeout_s=job.settings.timeout_s)
     # Asked here, in the process whose environment the judge had: a worker of a cluster sees one GPU of several.
     return {**row_of(job, outcome), "gpu_uuid": gpu_uuid(gpu_index(job.settings.device))}
+
+
+def _too_large(job: Job, kernelbench: str | None) -> str | None:
+    """Why this machine cannot hold the job's task; None where it can, or where the judge is to say what is wrong."""
+    from kbsub.adapters.task import TaskError, resolve_task
+    from kbsub.eval.run.task_size import too_large
+
+    checkout = Path(kernelbench) if kernelbench else None
+    try:
+        task = resolve_task(job.task, kernelbench=checkout, precision=job.settings.precision)
+    except TaskError:
+        return None
+    return too_large(task, job.task, kernelbench, job.settings.device).get("official")
 
 
 def _payload(job: Job) -> dict[str, Any]:
@@ -186,6 +214,9 @@ def _payload(job: Job) -> dict[str, Any]:
 def row_of(job: Job, outcome: Outcome) -> dict[str, Any]:
     """A finished row: upstream's words under `official`, and how the judge ended."""
     value = dict(outcome.value or {})
+    if problem := stage_problem({}, KINDS[OFFICIAL], value):
+        value, words = {}, f"the official judge returned a malformed value: {problem}"
+        outcome = Outcome(Status.RUNTIME_ERROR, None, words, outcome.log, outcome.seconds)
     verdict = value.get("verdict") or {}
     status = outcome.status.value if outcome.status is not Status.OK else str(verdict.get("status", Status.OK.value))
     return {

@@ -17,6 +17,7 @@ from typing import Any
 
 from kbsub.adapters.evaluator import TIMING_METHOD
 from kbsub.adapters.pin import PIN
+from kbsub.adapters.source import SourceError, read_limited
 
 MAPPING_FILE = "kbsub_export.json"
 SCHEMA = 1
@@ -62,15 +63,20 @@ def choose_entries(names: Sequence[str], folder: Path | None, precision: str = "
 
     Raises TaskError for a name that is no file and for two files of one stem, ExportError when nothing is left.
     """
-    from kbsub.eval.tasks.declarations import declaration_of
+    from kbsub.eval.tasks.declarations import FILE_NAME, declaration_of, read_declarations
     from kbsub.eval.tasks.files import candidate_files
 
     entries = []
     for path in candidate_files(names, folder):
-        row = declaration_of(path)
+        beside = folder is not None and path.resolve().parent == folder.resolve() and (folder / FILE_NAME).is_file()
+        declared = read_declarations(folder) if folder is not None and beside else {}  # shown, never judged by
+        row = declared.get(path.stem) if beside else declaration_of(path)
         if names or (row is not None and precision in row.precision):
             facts = (row.contract, row.title) if row else (None, None)
-            entries.append(Entry(path, path.read_bytes(), *facts))
+            try:
+                entries.append(Entry(path, read_limited(path), *facts))
+            except SourceError as error:
+                raise ExportError(str(error)) from error
     if not entries:
         raise ExportError(f"{folder.name if folder else 'the task'} declares no candidate for precision {precision}")
     return entries

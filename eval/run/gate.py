@@ -14,8 +14,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from kbsub.eval.process.isolated import Status
-from kbsub.eval.verdicts.kind import Answer, Asked
-from kbsub.eval.verdicts.register import KINDS
+from kbsub.eval.verdicts.kind import Answer, Asked, VerdictKind
+from kbsub.eval.verdicts.register import KINDS, OFFICIAL
 
 EXIT_PASS, EXIT_FAIL, EXIT_USAGE, EXIT_UNCERTIFIED = 0, 1, 2, 3
 
@@ -34,13 +34,19 @@ Fields = Mapping[str, Any]
 
 
 def answers(
-    fields: Fields, declaration: Mapping[str, Any], required: Sequence[str], *, library_on_cpu: bool = False
+    fields: Fields,
+    declaration: Mapping[str, Any],
+    required: Sequence[str],
+    *,
+    library_on_cpu: bool = False,
+    on_gpu: bool = True,
 ) -> list[Check]:
     """The answer to every check, required or not, for one row of a result file.
 
     `fields`: the row as `kbsub eval` writes it (`stages`, `official`, `bit_identity`, `stress`, `oracle`, `guards`).
     `declaration`: its candidates.toml row as JSON, or {}. `library_on_cpu`: a file without kernels of its own was run
-    on the CPU; it then ran other library kernels than the ones its declaration speaks of.
+    on the CPU; it then ran other library kernels than the ones its declaration speaks of. `on_gpu`: what the caller
+    itself knows of this run; a row that claims a GPU where there was none was not written by a judge, and fails.
     """
     found = []
     for name in KINDS:
@@ -52,6 +58,8 @@ def answers(
             found.append(Check(name, Answer.UNCERTIFIED, "was not run"))
             continue
         answer, words = _answer(name, fields, declaration, stage)
+        if not on_gpu and (claim := _claims_a_gpu(KINDS[name], fields)):
+            answer, words = Answer.FAIL, f"the {name} record {claim}, but this run had no GPU: no judge wrote that"
         numbers = KINDS[name].speaks_of_cuda and stage["status"] == Status.OK.value
         if answer is Answer.FAIL and numbers and library_on_cpu and declaration:
             answer = Answer.UNCERTIFIED
@@ -81,3 +89,12 @@ def _answer(name: str, fields: Fields, declaration: Mapping[str, Any], stage: Ma
     except ValidationError as error:
         return Answer.FAIL, f"the {name} verdict is no record of its kind: {error.errors()[0]['loc']}"
     return kind.answer(record, Asked(fields, stage, declaration))
+
+
+def _claims_a_gpu(kind: VerdictKind, fields: Fields) -> str:
+    """What in the record of a check only a GPU could have made, in words; "" where there is nothing."""
+    found = fields.get(kind.key) or {}
+    if kind.name == OFFICIAL:
+        return "holds a verdict of upstream's evaluator" if found.get("correctness") else ""
+    said = " ".join(str(found.get(key, "")) for key in ("device", "reference") if isinstance(found.get(key), str))
+    return f"says that it was made on {said.strip()}" if "cuda" in said else ""

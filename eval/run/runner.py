@@ -11,16 +11,16 @@ import importlib.util
 import io
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from kbsub.adapters import environment
 from kbsub.adapters.candidate import cuda_source_of
+from kbsub.adapters.source import SourceError, read_limited
 from kbsub.adapters.task import Task
 from kbsub.eval.process.isolated import MEMORY_LIMIT_VARIABLE, Outcome, Status, run_isolated
+from kbsub.eval.process.printable import shown_name
 from kbsub.eval.results.model import (
     Baseline,
     Candidate,
@@ -35,7 +35,10 @@ from kbsub.eval.results.model import (
 from kbsub.eval.results.record import Environment
 from kbsub.eval.results.timing import Floors, Timing
 from kbsub.eval.run.machine_facts import display_path, memory_limit_bytes
-from kbsub.eval.run.shared import SharedStages
+from kbsub.eval.run.shared import SHARES, SharedStages
+from kbsub.eval.run.stage_values import is_environment, stage_problem
+from kbsub.eval.run.task_size import too_large
+from kbsub.eval.tasks.declarations import Declared, read_declared
 from kbsub.eval.verdicts.kind import VerdictKind
 from kbsub.eval.verdicts.register import ENDS_THE_ROW, HONEST, KINDS, OFFICIAL
 
@@ -47,6 +50,8 @@ class Plan:
     """What one invocation does. `kernelbench` is a verified checkout or None; `device` "cuda", "cuda:1" or "cpu".
 
     `host_executor` lets the stages run CUDA candidates on the CPU; `full` asks for the official shape there.
+    `declared`: what counts of the candidates' declarations; by default that of this repository's own files. It is read
+    when the plan is made, so that nothing which runs later can change it.
     """
 
     task: Task
@@ -60,6 +65,22 @@ class Plan:
     host_executor: bool = False
     full: bool = False
     gpu: str | None = None
+    declared: Declared | None = None
+    too_large: Mapping[str, str] = field(default_factory=dict)  # stage -> why this machine cannot hold it
+
+    def __post_init__(self) -> None:
+        if self.declared is None:
+            object.__setattr__(self, "declared", read_declared(self.candidates))
+
+    def declaration_for(self, file: Path) -> tuple[dict[str, Any], str | None]:
+        """({contract, ...}, None); ({}, None) for a file of one's own; ({}, what is wrong with candidates.toml)."""
+        assert self.declared is not None  # __post_init__ saw to that
+        return self.declared.of(file), self.declared.wrong.get(file)
+
+    def shares_a_child(self, file: Path) -> bool:
+        """Whether the file may be run in one process with others: only this repository's own declared ones."""
+        assert self.declared is not None
+        return file in self.declared.ours and file in self.declared.rows
 
 
 @dataclass
@@ -103,6 +124,8 @@ def run(plan: Plan, out: Path, report: Report, finished: Callable[[Row], None]) 
     result: Result | None = None
     there = read_result(out) if out.exists() else None  # before any candidate can touch it
     own: set[str] = set()
+    checkout = str(plan.kernelbench) if plan.kernelbench else None
+    plan = replace(plan, too_large=too_large(plan.task, plan.task_text, checkout, plan.device))
     commit = environment.project_commit()
     shared = SharedStages(
         functools.partial(_declared_payloads, plan), plan.stages, plan.timeout_s, _child_variables(plan)
@@ -112,7 +135,7 @@ def run(plan: Plan, out: Path, report: Report, finished: Callable[[Row], None]) 
         for name in plan.stages:
             outcome = run_stage(plan, row, KINDS[name], functools.partial(report, row, name), shared)
             _record(row, KINDS[name], outcome)
-            known = row.environment or known
+            known = row.environment if is_environment(row.environment) else known
             if known is None:
                 found = run_isolated(ENVIRONMENT_TARGET, {"device": plan.device}, timeout_s=120)
                 if found.value is None:
@@ -157,7 +180,7 @@ def run_stage(
 
     `shared`: where the stress and oracle stages of a whole run are computed together.
     """
-    declaration, wrong = declaration_for(row.file)
+    declaration, wrong = plan.declaration_for(row.file)
     if not row.fields:
         digest, row.source, row.unreadable = _read(row.file)
         row.fields = _blank_row(digest, plan.precision, declaration)
@@ -176,14 +199,15 @@ def run_stage(
 
 def _payload(plan: Plan, file: Path, source: str, declaration: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "candidate": display_path(file),
+        "candidate": shown_name(display_path(file)),
         "candidate_source": source,
-        "stem": file.stem,
+        "stem": shown_name(file.stem),
         "task": plan.task_text,
         "precision": plan.precision,
         "kernelbench": str(plan.kernelbench) if plan.kernelbench else None,
         "device": plan.device,
         "declaration": declaration,
+        SHARES: plan.shares_a_child(file),
         "timeout_s": plan.timeout_s,
         "host_executor": plan.host_executor,
         "full": plan.full,
@@ -202,13 +226,13 @@ def _child_variables(plan: Plan) -> dict[str, str]:
 
 
 def _declared_payloads(plan: Plan) -> list[dict[str, Any]]:
-    """The stage payloads of the plan's declared candidates that may run here."""
+    """The stage payloads of the plan's candidates that may share a child and may run here."""
     payloads = []
     shared = next(kind for kind in KINDS.values() if kind.shared)
     for file in plan.candidates:
         source, problem = read_source(file)
-        declaration, _ = declaration_for(file)
-        if declaration and not problem:
+        declaration, _ = plan.declaration_for(file)
+        if plan.shares_a_child(file) and not problem:
             if _reason_not_to_run(plan, Row(file, "", {}), shared, source, declaration) is None:
                 payloads.append(_payload(plan, file, source, declaration))
     return payloads
@@ -223,22 +247,13 @@ def _read(file: Path) -> tuple[str, str, str | None]:
     """(sha256, text, what is wrong) of one reading of the file."""
     data = b""
     try:
-        data = file.read_bytes()
+        data = read_limited(file)
         text, problem = io.TextIOWrapper(io.BytesIO(data), "utf-8").read(), None
+    except SourceError as error:  # the sha256 is then that of nothing: the file was not read
+        text, problem = "", str(error)
     except (OSError, UnicodeDecodeError) as error:
         text, problem = "", f"cannot be read as UTF-8 text: {error}"
     return hashlib.sha256(data).hexdigest(), text, problem
-
-
-def declaration_for(file: Path) -> tuple[dict[str, Any], str | None]:
-    """({contract, ...}, None); ({}, None) for a file of one's own; ({}, what is wrong with candidates.toml)."""
-    from kbsub.eval.tasks.declarations import DeclarationError, declaration_of
-
-    try:
-        declaration = declaration_of(file)
-    except DeclarationError as error:
-        return {}, str(error)
-    return (declaration.model_dump(mode="json") if declaration else {}), None
 
 
 def _reason_not_to_run(
@@ -254,6 +269,9 @@ def _reason_not_to_run(
     if plan.device == "cpu" and needs and not plan.host_executor:
         way_out = "; --device cpu runs its kernels on the host" if needs == "CUDA_SOURCE" else ""
         return f"needs an NVIDIA GPU ({needs}){way_out}"
+    small = plan.device == "cpu" and needs == "CUDA_SOURCE" and not plan.full  # then official is a small size, too
+    if stage.name in plan.too_large and not small:
+        return plan.too_large[stage.name]
     if importlib.util.find_spec(stage.judge.partition(":")[0]) is None:
         return f"this version of kbsub has no {stage.name} stage"
     return None
@@ -274,12 +292,10 @@ def _blank_row(digest: str, precision: str, declaration: Mapping[str, Any]) -> d
 def _record(row: Row, stage: VerdictKind, outcome: Outcome) -> None:
     """Put one outcome into the row. Only the official stage touches `status`, `reason` and `timing`."""
     found = dict(outcome.value or {})
-    if stage.name != OFFICIAL and found:
-        try:
-            Candidate.model_validate({**row.fields, stage.key: found})
-        except ValidationError as error:  # a judge's mistake costs this stage, not the run
-            words = f"the {stage.name} judge returned a malformed {stage.key}: {error.errors()[0]['loc']}"
-            found, outcome = {}, Outcome(Status.RUNTIME_ERROR, None, words, outcome.log, outcome.seconds)
+    problem = stage_problem(row.fields, stage, found)
+    if problem is not None:  # a judge's mistake, or words that a candidate put into its mouth, cost this stage alone
+        words = f"the {stage.name} judge returned a malformed {stage.key}: {problem}"
+        found, outcome = {}, Outcome(Status.RUNTIME_ERROR, None, words, outcome.log, outcome.seconds)
     row.outcomes[stage.name] = outcome
     row.environment = found.pop("environment", None) or row.environment
     row.fields["stages"][stage.name] = {

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from kbsub.adapters.source import SourceError, check_names
 from kbsub.adapters.task import TaskError
 from kbsub.eval.tasks.declarations import FILE_NAME, NOT_CANDIDATES
 
@@ -33,12 +34,10 @@ def candidate_files(names: Sequence[str], folder: Path | None) -> tuple[Path, ..
         raise TaskError(f"{folder}: declares no candidates ({FILE_NAME}): name the candidate files")
     else:
         files = folder_files(folder)
-    stems = [file.stem for file in files]
-    if twice := sorted({stem for stem in stems if stems.count(stem) > 1}):
-        raise TaskError(
-            f"{', '.join(twice)}: two files of one name would share a row of the result; name them in two calls, each "
-            "with a result of its own"
-        )
+    try:
+        check_names(files)
+    except SourceError as error:
+        raise TaskError(str(error)) from error
     return tuple(files)
 
 

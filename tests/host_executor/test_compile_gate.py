@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kbsub.eval.host_executor import kernel_names
-from kbsub.eval.host_executor.compile_gate import DEVICES, compile_source, findings, read_budget, source_and_options
+from kbsub.eval.host_executor.compile_gate import DEVICES, compile_source, findings, read_budget, source_and_builds
 from kbsub.eval.measure import resources
 from support.host_run import FOLDER, cuda_candidates
 from support.paths import TESTS
@@ -36,12 +36,12 @@ COMPILED = [
 
 @pytest.mark.parametrize(("stem", "arch"), COMPILED)
 def test_candidate_compiles_cleanly_within_its_budget(stem: str, arch: str) -> None:
-    source, option_sets = source_and_options(FOLDER / f"{stem}.py", CUDA[stem], arch)
-    assert len(option_sets) >= 1, f"{stem}: no shape of compile_gate.SHAPES made it launch anything"
+    source, builds = source_and_builds(FOLDER / f"{stem}.py", CUDA[stem], arch)
+    assert len(builds) >= 1, f"{stem}: no shape of compile_gate.SHAPES made it launch anything"
     found = []
-    for options in option_sets:
+    for options, module in builds.items():
         compiled = compile_source(source, options, arch)
-        found += findings(stem, source, options, arch, compiled, BUDGET.get(stem, {}))
+        found += findings(stem, source, options, arch, compiled, BUDGET.get(stem, {}), module)
         assert compiled.error or set(compiled.resources) == set(kernel_names(source, options))
     assert not found, "\n".join(found)
 
@@ -49,8 +49,8 @@ def test_candidate_compiles_cleanly_within_its_budget(stem: str, arch: str) -> N
 @pytest.mark.parametrize("arch", DEVICES)
 @pytest.mark.parametrize("stem", CUDA)
 def test_every_build_of_a_candidate_is_gated(stem: str, arch: str) -> None:
-    _, option_sets = source_and_options(FOLDER / f"{stem}.py", CUDA[stem], arch)
-    gated = sorted(tuple(option for option in options if option.startswith("-D")) for options in option_sets)
+    _, builds = source_and_builds(FOLDER / f"{stem}.py", CUDA[stem], arch)
+    gated = sorted(tuple(option for option in options if option.startswith("-D")) for options in builds)
     named = [[f"-D{name}={value}" for value in values] for name, values in BUILDS.get(stem, {}).items()]
     assert gated == sorted(itertools.product(*named)), "add a shape to compile_gate.SHAPES, or a row to BUILDS"
 
@@ -63,7 +63,9 @@ def test_budget_names_the_kernels_there_are() -> None:
         if "CUDA_SOURCE" in space:
             there[path.stem] = set(kernel_names(space["CUDA_SOURCE"]))
     named = {stem: set(kernels) for stem, kernels in BUDGET.items()}
-    assert named == there, "remake tests/resource_budget.toml: see its head"
+    assert named == there, (
+        "remake it: python -m kbsub.eval.host_executor.compile_gate --write tests/resource_budget.toml FILE ..."
+    )
 
 
 def kernel(body: str, parameters: str = "float* y") -> str:

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from kbsub.adapters.candidate import cuda_source_of, load_candidate
-from kbsub.adapters.task import SEED, Modules, Task, task_from_payload
+from kbsub.adapters.refusal import modules_of
+from kbsub.adapters.task import Modules, Task, task_from_payload
 from kbsub.eval.operators.compare.bitwise import judge_pair, repeated_hashes
 from kbsub.eval.operators.compare.predicate import OFFICIAL_TOLERANCE
 from kbsub.eval.operators.layer_norm.hosted_order import modelled_layer_norm
@@ -38,6 +39,7 @@ from kbsub.eval.operators.layer_norm.identity_cases import (
 )
 from kbsub.eval.process.isolated import JudgeFailure, Status, is_out_of_memory
 from kbsub.eval.tasks.declarations import identity_contradictions
+from kbsub.eval.verdicts.identity.generic import Refused, run_generic
 
 Progress = Callable[[dict[str, Any]], None]
 Outputs = dict[str, torch.Tensor]
@@ -272,22 +274,6 @@ def _captured(pair: LayerNormPair, x: torch.Tensor) -> Callable[[], Outputs]:
     return replay
 
 
-def run_generic(bench: Bench) -> Iterator[dict[str, Any]]:
-    """Any other task: its own Model, official inputs of three seeds, output only; weights seeded as upstream does."""
-    models = []
-    for build in (bench.modules.Model, bench.candidate):
-        torch.manual_seed(SEED)
-        arguments = bench.task.cast(bench.modules.get_init_inputs(), bench.device)
-        models.append(build(*arguments).to(device=bench.device, dtype=bench.task.dtype))
-    for seed in GROUPS[0].seeds:
-        label = {"name": f"official inputs, seed {seed}", "group": "official inputs", "seed": seed, "input": "official"}
-        yield label
-        torch.manual_seed(seed)
-        inputs = bench.task.cast(bench.modules.get_inputs(), bench.device)
-        expected, got = models[0](*inputs), models[1](*inputs)
-        yield {**label, **verdict({"output": expected}, {"output": got}, bench.tolerance)}
-
-
 def open_bench(payload: dict[str, Any]) -> Bench:
     """The candidate loaded as upstream loads it; JudgeFailure NOT_RUN where its bits mean nothing here."""
     device = torch.device(payload["device"])
@@ -305,7 +291,7 @@ def open_bench(payload: dict[str, Any]) -> Bench:
     task = task_from_payload(payload)
     if task.precision not in declaration.get("precision", (task.precision,)):
         raise JudgeFailure(Status.NOT_RUN, f"declared for {', '.join(declaration['precision'])}, not {task.precision}")
-    modules = task.modules()
+    modules = modules_of(task)
     candidate = load_candidate(payload["candidate_source"], task, modules=modules)
     if device.index is not None:
         torch.cuda.set_device(device)
@@ -353,11 +339,15 @@ def judge(payload: dict[str, Any], progress: Progress) -> dict[str, Any]:
                 take(run_generic(bench))
     except JudgeFailure:
         raise
+    except Refused as refusal:
+        raise JudgeFailure(Status.NOT_RUN, str(refusal), summary(bench) | extra) from refusal
     except Exception as error:
         status = Status.OUT_OF_MEMORY if is_out_of_memory(error) else Status.RUNTIME_ERROR
         where = at.get("name", "start")
         raise JudgeFailure(status, f"{where}: {type(error).__name__}: {error}", summary(bench) | extra) from error
     result = summary(bench) | extra
+    if not layer_norm and (why := bench.cases[0].get("skipped")):  # the task as it is: nothing else is worth a verdict
+        raise JudgeFailure(Status.NOT_RUN, f"{bench.cases[0]['name']}: {why}", result)
     expect = (payload.get("declaration") or {}).get("expect")
     if expect and layer_norm and bench.device.type == "cuda":  # declarations speak of native on CUDA
         result["contradictions"] = identity_contradictions(expect, result)
@@ -381,6 +371,7 @@ def summary(bench: Bench) -> dict[str, Any]:
         "nan_rule": NAN_RULE,
         "nan_payload_differences": sum(case.get("nan_payload_differences", 0) for case in judged),
         "reference": "model of native's order (host executor)" if bench.hosted else f"native on {bench.device.type}",
+        "device": bench.device.type,
         "official": False,
         "cases": bench.cases,
     }

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar
 
+from kbsub.adapters.refusal import REFERENCE_REFUSES
 from kbsub.eval.results.record import Record
-from kbsub.eval.suite.records import declared_stress, unexpected
+from kbsub.eval.suite.records import declared_stress, no_verdict, unexpected
 from kbsub.eval.tasks.cases import FAIL, NEARER, SKIPPED
 from kbsub.eval.verdicts.kind import Answer, Asked, Column, VerdictKind, contradictions, listed
 
@@ -54,6 +55,10 @@ def answer(found: Stress | None, asked: Asked) -> tuple[Answer, str]:
         return Answer.UNCERTIFIED, "no case could be run here"
     words = ", ".join(f"{n} {key}" for key in ("passed", "failed", "refused", "skipped") if (n := getattr(found, key)))
     words += " (equal_nan=True)"
+    if why := no_verdict("stress", rows):
+        return Answer.UNCERTIFIED, why
+    if refused := sum(str(row.get("reason", "")).startswith(REFERENCE_REFUSES) for row in rows):
+        words += f"; {refused} cases skipped because {REFERENCE_REFUSES}"
     precision = str(asked.fields.get("precision", "fp32"))
     declared, elsewhere = _runnable(declared_stress(asked.declaration, precision), rows, ran)
     if elsewhere:
