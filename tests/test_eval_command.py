@@ -287,8 +287,7 @@ def test_file_of_another_task_is_refused_before_anything_runs(folder: Path, tmp_
 
 def test_parent_does_not_import_torch() -> None:
     """`kbsub --help` answers at once, and the parent never pays for what its children import again."""
-    modules = "kbsub.eval.cli, kbsub.eval.run.runner, kbsub.eval.report.terminal"
-    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
+    code = "import sys, kbsub.eval.cli, kbsub.eval.run.runner, kbsub.eval.report.terminal; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

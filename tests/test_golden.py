@@ -30,7 +30,7 @@ OFFICIAL_SECONDS, OFFICIAL_BYTES = 60, 2e9
 
 recorded = pytest.mark.skipif(
     not FILES,
-    reason="golden: no tests/golden/*.json (made on a GPU by kbsub.eval.measure.golden --write FILE)",
+    reason="golden: no tests/golden/*.json (record on a GPU: python -m kbsub.eval.measure.golden --write FILE)",
 )
 
 

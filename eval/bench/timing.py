@@ -23,7 +23,9 @@ GRAPH_REPLAY = "graph_replay"
 MOST_SAMPLES = 400  # of one upstream method of one program in a result file
 CPU_REHEARSAL = "cpu_rehearsal"  # what the same rounds are called on a CPU: never comparable with graph_replay
 METHODS = (GRAPH_REPLAY, *UPSTREAM_METHODS)  # what --methods all means
-COLD_REPLAY = "cold_replay"  # graph replay over a ring of buffers larger than the L2 (bench/ring.py), where asked for
+COLD_REPLAY = (
+    "cold_replay"  # graph replay over a ring of buffers larger than the L2 (eval/bench/ring.py), where asked for
+)
 REPLAYS = (GRAPH_REPLAY, COLD_REPLAY)  # made here; the others are upstream's
 
 

@@ -41,7 +41,7 @@ KERNEL_FLAGS = (
     "-fsanitize=alignment",  # a misaligned float4 is a fault on the device, and must be one here
     "-fsanitize-undefined-trap-on-error",
     "-fno-exceptions",
-    "-w",  # warnings are the compile gate's business (compile_gate.py), with the device's own compiler
+    "-w",  # warnings are the compile gate's business (eval/host_executor/compile_gate.py), with the device's own compiler
 )
 # Options that ask for other arithmetic than IEEE: the host build could not follow them.
 REFUSED_OPTION = re.compile(r"^--?(use_fast_math|ftz=true|prec-div=false|prec-sqrt=false)$")

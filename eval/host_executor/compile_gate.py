@@ -1,7 +1,7 @@
 """Compile every CUDA candidate for every architecture, without a GPU, and say what the compiler made of it.
 
-    python -m kbsub.eval.host_executor.compile_gate CANDIDATE.py ...            # findings, exit 1 when there are any
-    python -m kbsub.eval.host_executor.compile_gate --write tests/resource_budget.toml CANDIDATE.py ...
+    python -m kbsub.eval.host_executor.compile_gate submissions/level1_40/*.py                # findings, exit 1 when there are any
+    python -m kbsub.eval.host_executor.compile_gate --write tests/resource_budget.toml ...    # the budget, anew
 
 Uses the NVRTC binding, as the candidates' own loader does. Must not know torch beyond CPU tensors, nor any GPU.
 """
@@ -236,8 +236,7 @@ def write_budget(path: Path, budgets: Mapping[str, Mapping[str, Mapping[str, int
     """As read by `read_budget`, a line a kernel."""
     lines = [
         "# What each kernel may use on any of sm_80, 86, 89, 90, 100, 120: registers a thread; static shared memory,",
-        "# spill and stack in bytes. Remade with:",
-        "# python -m kbsub.eval.host_executor.compile_gate --write THIS_FILE CANDIDATE ...",
+        "# spill and stack in bytes. Remade with: python -m kbsub.eval.host_executor.compile_gate --write THIS_FILE CANDIDATE ...",
     ]
     for stem, kernels in sorted(budgets.items()):
         lines += ["", f"[{stem}]"]

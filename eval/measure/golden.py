@@ -3,9 +3,9 @@
     python -m kbsub.eval.measure.golden --write tests/golden/h200.json     # on a machine with the GPU; about a minute
 
 Recorded for each case: mean and rstd of `torch.native_layer_norm` (bit patterns), the SHA-256 of its output, and the
-variance. Native returns no variance: it is the one of operators/layer_norm/order.py, and the recorder proves on the
-GPU that the device's own rsqrt(variance + eps) is native's rstd, bit for bit, at three values of eps; a case where it
-is not is an error and nothing is written. A run without a GPU reads the vectors and compares (tests/test_golden.py).
+variance. Native returns no variance: it is the one of eval/operators/layer_norm/order.py, and the recorder proves on the GPU that the
+device's own rsqrt(variance + eps) is native's rstd, bit for bit, at three values of eps; a case where it is not is an
+error and nothing is written. A run without a GPU reads the vectors and compares (tests/test_golden.py).
 """
 
 from __future__ import annotations

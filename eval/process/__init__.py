@@ -1,1 +1,1 @@
-"""Processes: outcomes, the isolated child, the cell, the process tree. The lowest layer."""
+"""Child processes: what they may touch (cell), and the checked words they say (frames). Knows nothing else of kbsub."""

@@ -59,7 +59,7 @@ def worst_error(row: Any, side: str = "candidate_max_abs") -> float | None:
 
 
 def oracle_of(row: Any) -> dict[str, Mapping[str, Any]]:
-    """The oracle's cases of a candidate, or of a baseline (measure/error_table.py). Errors may read "NaN"."""
+    """The oracle's cases of a candidate, or of a baseline that eval/measure/error_table.py measured. Errors may read "NaN"."""
     cases = getattr(row, "oracle", None) or (getattr(row, "model_extra", None) or {}).get("oracle") or {}
     return {name: case for name, case in cases.items() if isinstance(case, Mapping) and "candidate_max_abs" in case}
 

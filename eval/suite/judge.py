@@ -122,7 +122,11 @@ def judge_many(payload: Mapping[str, Any], progress: Progress) -> dict[str, Any]
         "seconds": round(time.monotonic() - started, 3),
         "shared_by": len(entrants),
         "complete": not payload.get("only") and not payload.get("oracle_only"),
-        **({"host_executor": True, "native": "the model of CUDA's order"} if hosted else {}),
+        **(
+            {"host_executor": True, "native": "eval/operators/layer_norm/order.py, the model of CUDA's order"}
+            if hosted
+            else {}
+        ),
     }
     if device.type == "cuda":
         facts["peak_extra_bytes"] = torch.cuda.max_memory_allocated(device) - base

@@ -5,7 +5,7 @@
     rig.py           a task and a candidate, honest ways to build and call them, the true answers
     by_value.py, by_behaviour.py, by_isolation.py      the guards
 
-`judge` is a child-process target (process/isolated.py). A guard never changes an official verdict. Every guard has
+`judge` is a child-process target (kbsub.eval.process.isolated). A guard never changes an official verdict. Every guard has
 a deliberately bad twin under tests/bad_twins/ that it catches, and that passes unseen when the guard is switched off.
 """
 
