@@ -24,11 +24,11 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 from kbsub.eval.process.printable import one_line, printable
 from kbsub.eval.process.result_frames import Frames, digest_of
@@ -68,6 +68,23 @@ class JudgeFailure(Exception):
     def __init__(self, status: Status, message: str, value: dict[str, Any] | None = None) -> None:
         super().__init__(message)
         self.status, self.message, self.value = status, message, value
+
+
+class Cell(Protocol):
+    """Where a child is started confined: kbsub.eval.process.cell.Cell."""
+
+    def popen(
+        self,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        pass_fds: Sequence[int] = (),
+        stdin: Any = None,
+        stdout: Any = None,
+        stderr: Any = None,
+    ) -> subprocess.Popen[bytes]: ...
+
+    def end(self, child: subprocess.Popen[bytes]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -136,12 +153,14 @@ def run_isolated(
     timeout_s: float,
     on_progress: Progress | None = None,
     env: Mapping[str, str] | None = None,
+    cell: Cell | None = None,
 ) -> Outcome:
     """Run `target` ("package.module:function") on `payload` in a fresh `python -m kbsub.eval.process.isolated` child.
 
     The function is called as `function(payload, progress)`; payload and result must be JSON-able, and
     `progress(event)` calls `on_progress(event)` here. `env` adds to the environment. When `timeout_s` seconds are
-    over, the whole process group is killed. Nothing that happens in the child raises here.
+    over, the whole process group is killed. Nothing that happens in the child raises here. With a `cell` the child runs
+    confined, in an environment that has nothing of this process's but what the cell keeps, and `env`.
     """
     token = secrets.token_hex(16)
     started = time.monotonic()
@@ -152,21 +171,20 @@ def run_isolated(
         order.write(json.dumps({"token": token, "target": target, "payload": dict(payload)}).encode())
         order.seek(0)
         # Safe path: the working directory is not importable in the child, as it is not in the `kbsub` command itself.
-        variables = {**os.environ, **(env or {}), _RUN_VARIABLE: token, "PYTHONSAFEPATH": "1"}
+        variables = {**(env or {}), "PYTHONSAFEPATH": "1"}
         # What a candidate prints goes into a log of UTF-8: whatever the terminal's encoding, a print must not fail.
         variables["PYTHONIOENCODING"] = "utf-8:backslashreplace"
         interpreter = [sys.executable, "-u", "-X", "faulthandler"]
-        command = [*interpreter, "-m", "kbsub.eval.process.isolated", str(send), str(os.getpid())]
+        # Inside a cell this process has no number; the cell's launcher watches it.
+        watched = str(os.getpid()) if cell is None else "0"
+        command = [*interpreter, "-m", "kbsub.eval.process.isolated", str(send), watched]
+        pipes: dict[str, Any] = {"stdin": order, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         try:
-            child = subprocess.Popen(
-                command,
-                stdin=order,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                env=variables,
-                pass_fds=(send,),
-                start_new_session=True,
-            )
+            if cell is not None:
+                child = cell.popen(command, env=variables, pass_fds=(send,), **pipes)
+            else:
+                variables = {**os.environ, **variables, _RUN_VARIABLE: token}
+                child = subprocess.Popen(command, env=variables, pass_fds=(send,), start_new_session=True, **pipes)
         finally:
             os.close(send)
         started_ticks = start_ticks(child.pid)
@@ -178,6 +196,8 @@ def run_isolated(
                 selector.register(descriptor, selectors.EVENT_READ, feed)
             timed_out = _pump(child, selector, frames, started + timeout_s)
         finally:
+            if cell is not None:
+                cell.end(child)
             kill_everything(child, f"{_RUN_VARIABLE}={token}", started_ticks)
             _drain(selector)
             output.close()
@@ -303,7 +323,7 @@ def _settle(leave: Callable[[int], Any]) -> tuple[int, IO[bytes]]:
         import ctypes
 
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-        if os.getppid() != int(sys.argv[2]):
+        if int(sys.argv[2]) not in (0, os.getppid()):
             leave(_NO_RESULT_CODE)  # the parent was gone before the line above
         try:
             Path("/proc/self/oom_score_adj").write_text("1000")

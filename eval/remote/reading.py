@@ -1,0 +1,130 @@
+"""What a worker tells of its outputs, checked, and copied at once into memory of the judge's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kbsub.eval.process.frames import close_all, printable
+from kbsub.eval.remote.memory import HANDLE_BYTES, Mapped, SharedMemoryError, check_host, copy_host
+from kbsub.eval.remote.values import MAX_TENSORS, SLOT_FORM, Slot, ValueProblem, unpack
+
+FACTS_FORM = {
+    **SLOT_FORM,
+    "handle": (str, None),
+    "copied": bool,
+    "facts": {"type": str, "device": str, "layout": str, "requires_grad": bool, "aliases_input": bool},
+}
+
+
+@dataclass(frozen=True)
+class TensorFacts:
+    """What the worker says of one output tensor; its word, which nothing depends on.
+
+    copied: it could not be shared as it was (another device, layout or allocator, a view of an input on a GPU).
+    """
+
+    type_name: str
+    device: str
+    layout: str
+    dtype: torch.dtype
+    strides: tuple[int, ...]
+    requires_grad: bool
+    aliases_input: bool
+    copied: bool
+
+
+class OutputReader:
+    """Reads the tensors of replies. `rights`: the descriptors that came with the last one."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.rights: list[int] = []
+        self._file: tuple[int, int, int] | None = None  # number, descriptor, bytes: the worker's own block, on a CPU
+
+    def take(self, wanted: list[int], came: list[int]) -> None:
+        """Keep the descriptors of a reply that may have them; close those of any other, and what is left."""
+        close_all(self.rights)
+        close_all([each for each in came if each not in wanted])
+        self.rights = wanted
+
+    def read(self, reply: Mapping[str, Any]) -> tuple[Any, tuple[TensorFacts, ...]]:
+        """The value of a reply and the facts of its tensors. ValueError for whatever does not hold."""
+        told = reply["tensors"]
+        if len(told) > MAX_TENSORS:
+            raise ValueProblem(f"{len(told)} tensors, of which at most {MAX_TENSORS} are read")
+        try:
+            tensors = self._read_device(told) if self.device.type == "cuda" else self._read_host(told, reply["block"])
+            value = unpack(reply["value"], tensors)
+        except (SharedMemoryError, OverflowError) as error:
+            raise ValueProblem(str(error)) from error
+        finally:
+            close_all(self.rights)
+            self.rights = []
+        return value, tuple(_facts(each, tensor) for each, tensor in zip(told, tensors, strict=True))
+
+    def _read_host(self, told: list[dict[str, Any]], block: Mapping[str, Any]) -> list[torch.Tensor]:
+        if block["fresh"]:
+            if len(self.rights) != 1:
+                raise ValueProblem(f"{len(self.rights)} descriptors for one block")
+            size = check_host(self.rights[0])
+            self.close()
+            self._file = (block["number"], self.rights.pop(), size)
+        if not told:
+            return []
+        if self._file is None or self._file[0] != block["number"]:
+            raise ValueProblem("tensors in a block that never came")
+        _, descriptor, size = self._file
+        found = []
+        for each in told:
+            slot = Slot.checked(each, size)
+            found.append(_at_start(slot).view(copy_host(descriptor, slot.offset, slot.nbytes)))
+        return found
+
+    def _read_device(self, told: list[dict[str, Any]]) -> list[torch.Tensor]:
+        opened: dict[str, Mapped] = {}
+        found = []
+        try:
+            for each in told:
+                handle = each["handle"]
+                if handle is None or len(handle) != 2 * HANDLE_BYTES:
+                    raise ValueProblem("a device tensor without a handle")
+                if 0 in each["shape"]:
+                    slot = Slot.checked(each, 1 << 62)
+                    found.append(_at_start(slot).view(torch.empty(0, dtype=torch.uint8, device=self.device)))
+                    continue
+                if handle not in opened:
+                    opened[handle] = Mapped(bytes.fromhex(handle), self.device)
+                slot = Slot.checked(each, opened[handle].nbytes)
+                found.append(_at_start(slot).view(slot.part(opened[handle].bytes).clone()))
+        finally:
+            for mapped in opened.values():
+                mapped.close()
+        return found
+
+    def close(self) -> None:
+        """Let the worker's block go."""
+        if self._file is not None:
+            close_all([self._file[1]])
+            self._file = None
+
+
+def _at_start(slot: Slot) -> Slot:
+    return Slot(slot.dtype, slot.shape, slot.strides, 0)
+
+
+def _facts(told: Mapping[str, Any], tensor: torch.Tensor) -> TensorFacts:
+    facts = told["facts"]
+    return TensorFacts(
+        printable(facts["type"], 80),
+        printable(facts["device"], 40),
+        printable(facts["layout"], 40),
+        tensor.dtype,
+        tuple(tensor.stride()),
+        facts["requires_grad"],
+        facts["aliases_input"],
+        told["copied"],
+    )
