@@ -79,7 +79,7 @@ class Modules:
 class Task:
     """One problem: `provenance` is "kernelbench@<pin>", "embedded" or "local"; `sha256` is that of `source`.
 
-    A local task has level 0 and problem id 0.
+    A local task has level 0 and problem id 0, and the `folder` that its program lies in.
     """
 
     level: int
@@ -89,6 +89,7 @@ class Task:
     sha256: str
     provenance: str
     precision: str = "fp32"
+    folder: Path | None = None
 
     @property
     def slug(self) -> str:
@@ -172,7 +173,7 @@ def load_local_task(path: Path, precision: str = "fp32") -> Task:
         raise TaskError(f"--task {path}: cannot be read as a reference program: {error}") from error
     file = Path(path)
     name = f"{file.resolve().parent.name}/{file.name}" if file.stem == _FOLDER_TASK else file.name
-    return _task(0, 0, name, source, "local", precision)
+    return _task(0, 0, name, source, "local", precision, file.parent)
 
 
 def resolve_task(text: str, *, kernelbench: Path | None, precision: str = "fp32") -> Task:
@@ -194,6 +195,8 @@ def _number_prefix(file: Path) -> int | None:
     return int(prefix) if prefix.isdecimal() else None
 
 
-def _task(level: int, problem_id: int, name: str, source: str, provenance: str, precision: str) -> Task:
+def _task(
+    level: int, problem_id: int, name: str, source: str, provenance: str, precision: str, folder: Path | None = None
+) -> Task:
     digest = hashlib.sha256(source.encode("utf-8")).hexdigest()
-    return Task(level, problem_id, name, source, digest, provenance, precision)
+    return Task(level, problem_id, name, source, digest, provenance, precision, folder)

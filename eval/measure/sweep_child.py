@@ -21,8 +21,9 @@ import torch
 
 from kbsub.adapters.candidate import cuda_source_of, load_candidate
 from kbsub.adapters.task import Modules, dtype_of, task_from_payload
-from kbsub.eval.operators.compare.oracle import BOUND_ABSOLUTE, BOUND_RELATIVE, Truth, layer_norm, ulp
+from kbsub.eval.operators.compare.oracle import BOUND_ABSOLUTE, BOUND_RELATIVE, Truth, ulp
 from kbsub.eval.operators.compare.predicate import OFFICIAL_TOLERANCE, same_bits
+from kbsub.eval.operators.layer_norm.formula import layer_norm
 from kbsub.eval.process.isolated import JudgeFailure, Status
 
 RIGHT = "right"  # within the dtype's bound of float64

@@ -20,8 +20,9 @@ from kbsub.adapters.candidate import CandidateError
 from kbsub.adapters.refusal import REFERENCE_REFUSES, modules_of, reference_asked
 from kbsub.adapters.refusal import short_error as _short
 from kbsub.adapters.task import Task, task_from_payload
-from kbsub.eval.operators.compare.oracle import ErrorOf, OracleError, Truth, answer, error_of, layer_norm_of
+from kbsub.eval.operators.compare.oracle import ErrorOf, OracleError, Truth, error_of
 from kbsub.eval.operators.compare.predicate import PredicateError, compare, same_bits
+from kbsub.eval.operators.operator import Operator
 from kbsub.eval.process.isolated import JudgeFailure, Status, is_out_of_memory
 from kbsub.eval.suite import checks
 from kbsub.eval.suite.classes import Question, classify, oracle_facts, row_of
@@ -246,7 +247,7 @@ def _truth(
 ) -> tuple[Truth | None, ErrorOf | None, str]:
     """(the float64 answer, how far the reference's output is from it, ""), or (None, None, why there is none)."""
     try:
-        truth = answer(reference, inputs, formula=shop.formula(reference))
+        truth = shop.operator.truth(reference, inputs)
         return truth, error_of(truth, expected), ""
     except OracleError as why:
         return None, None, str(why)
@@ -337,7 +338,7 @@ def _judge_output(
             return row_of(case, FAIL, f"changed its input {index}", **facts)
     scene = checks.Scene(question.reference, models[key], given, question.expected, output, strict, options.calls)
     if class_ in (PASS, NEARER):
-        problem = _further(scene, question, facts)
+        problem = _further(shop, scene, question, facts)
         if scene.spoiled:
             models.pop(key, None)
         if problem:
@@ -345,7 +346,7 @@ def _judge_output(
     return row_of(case, class_, reason, **facts)
 
 
-def _further(scene: checks.Scene, question: Question, facts: Row) -> str | None:
+def _further(shop: Workshop, scene: checks.Scene, question: Question, facts: Row) -> str | None:
     """What a right output alone does not show."""
     case = question.case
     if case.check != "compare":
@@ -353,7 +354,7 @@ def _further(scene: checks.Scene, question: Question, facts: Row) -> str | None:
             facts["calls"] = scene.calls
         return checks.CHECKS[case.check](scene)
     if case.expect == "beta":
-        return _exactly_beta(scene)
+        return _exactly_constant(shop.operator, scene)
     if question.clean is not None:
         rows = scene.expected.shape[0]
         row, _ = special_place(rows, 1)
@@ -365,14 +366,13 @@ def _further(scene: checks.Scene, question: Question, facts: Row) -> str | None:
     return None
 
 
-def _exactly_beta(scene: checks.Scene) -> str | None:
-    layer = layer_norm_of(scene.reference)
-    if layer is None or layer.bias is None:
-        raise NotApplicable("the task's model is no LayerNorm with a bias")
-    beta = layer.bias.detach().expand_as(scene.output).contiguous()
-    if bool((scene.output == beta).all()):
+def _exactly_constant(operator: Operator, scene: checks.Scene) -> str | None:
+    known = operator.of_constant_rows(scene.reference, scene.output)
+    if known is None:
+        raise NotApplicable("what a constant row gives is not known of the task's operator")
+    if bool((scene.output == known).all()):
         return None
-    return f"a constant row must give exactly beta: {compare(beta, scene.output, atol=0.0, rtol=0.0).describe()}"
+    return f"a constant row must give exactly beta: {compare(known, scene.output, atol=0.0, rtol=0.0).describe()}"
 
 
 def _still_usable(device: torch.device, error: BaseException) -> None:

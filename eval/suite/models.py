@@ -6,18 +6,15 @@ candidate that overrides the task's globals changes only its own copy.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from kbsub.adapters.candidate import CandidateError, cuda_source_of, load_candidate
 from kbsub.adapters.task import SEED, Task
-from kbsub.eval.operators.compare.oracle import is_bare_layer_norm, layer_norm_of
-from kbsub.eval.operators.layer_norm import order as contract
+from kbsub.eval.operators.register import operator_of
 from kbsub.eval.suite.inputs import NotApplicable, make_inputs, misalign_parameters, set_parameters
 from kbsub.eval.tasks.cases import OWN_EPS, Case, CaseShape, Parameters, TaskCases, load_task_cases
 from kbsub.eval.tasks.folder import submissions_folder
@@ -81,14 +78,14 @@ def task_cases(task: Task) -> TaskCases:
 class Workshop:
     """Builds the models and inputs of one task on one device.
 
-    cuda_order: a LayerNorm reference answers as CUDA's native one does (the NumPy model of its order), so that kernels
-    executed on the CPU have the right thing to be compared with: the CPU's own native LayerNorm has another order.
+    cuda_order: the reference answers in the order of PyTorch's CUDA kernel, where its operator knows one: kernels
+    executed on the CPU then have the right thing to be compared with: the CPU's own operators add in another order.
     """
 
     def __init__(self, task: Task, device: torch.device, cuda_order: bool = False) -> None:
         self.task, self.device, self.dtype, self.cuda_order = task, device, task.dtype, cuda_order
         self.modules = task.modules()
-        self._formula: bool | None = None
+        self.operator = operator_of(task)
         self._own_inputs: list[Any] = []
         self._reference: tuple[Any, torch.nn.Module | None] = (None, None)  # the last one built
 
@@ -119,10 +116,9 @@ class Workshop:
         for path in eps_paths(model, case.eps):
             vars(model.get_submodule(path))["eps"] = case.eps
         model.requires_grad_(False)
-        if self.cuda_order and self.formula(model):
-            layer = layer_norm_of(model)
-            if layer is not None and layer.weight is not None and layer.bias is not None:
-                model.forward = functools.partial(cuda_order, layer)
+        ordered = self.operator.in_cuda_order(model) if self.cuda_order else None
+        if ordered is not None:
+            model.forward = ordered
         return model
 
     def build(self, who: Entrant, reference: torch.nn.Module, case: Case) -> Any:
@@ -170,34 +166,10 @@ class Workshop:
             return case.shape.elements
         return sum(each.numel() for each in self._official() if isinstance(each, torch.Tensor))
 
-    def formula(self, reference: torch.nn.Module) -> bool:
-        """Whether the written-out LayerNorm is this model: tried once, what it is made of looked at every time."""
-        if self._formula is None:
-            self._formula = is_bare_layer_norm(reference)
-        return self._formula and layer_norm_of(reference) is not None
-
-
-def cuda_order(layer: torch.nn.LayerNorm, x: torch.Tensor) -> torch.Tensor:
-    """`layer(x)` in the order of PyTorch's CUDA kernel, on the CPU; natively where that kernel is not the one used."""
-    width = layer.weight.numel()
-    if width % contract.VECTOR or width > contract.MAX_WIDTH or not x.numel():
-        with torch.no_grad():
-            native: torch.Tensor = torch.nn.LayerNorm.forward(layer, x)
-        return native
-    gamma, beta = (_array(each.reshape(-1)) for each in (layer.weight, layer.bias))
-    y = contract.layer_norm(_array(x.reshape(-1, width)), gamma, beta, layer.eps).y
-    bits = torch.from_numpy(y.view(np.int16) if x.dtype == torch.bfloat16 else y)
-    return bits.view(x.dtype).reshape(x.shape)
-
 
 def is_modelled(reference: torch.nn.Module) -> bool:
-    """Whether `reference` answers through `cuda_order`."""
+    """Whether `reference` answers in the order of PyTorch's CUDA kernel, on the CPU."""
     return "forward" in vars(reference)
-
-
-def _array(tensor: torch.Tensor) -> Any:
-    tensor = tensor.detach().contiguous()
-    return tensor.view(torch.int16).numpy().view(np.uint16) if tensor.dtype == torch.bfloat16 else tensor.numpy()
 
 
 def eps_paths(reference: torch.nn.Module, eps: float) -> list[str]:

@@ -17,6 +17,7 @@ import pytest
 from kbsub.eval.process import cell as cells
 from kbsub.eval.process.cell import Cell, candidate_folder, probe
 from kbsub.eval.process.isolated import Status, run_isolated
+from support.paths import child_path
 
 HERE = Path(__file__).resolve().parent  # a folder outside the cell that nothing may write
 LIMIT_S = 60

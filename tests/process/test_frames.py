@@ -15,7 +15,7 @@ from kbsub.eval.process.result_frames import FRAME_LIMIT, FrameError, Frames, di
 from kbsub.eval.run.runner import Row, _record
 from kbsub.eval.run.stage_values import is_environment
 from kbsub.eval.suite.batch import run_batch
-from kbsub.eval.verdicts.register import STAGES
+from kbsub.eval.verdicts.register import KINDS
 from support.paths import TESTS
 
 # Also what stands there already: the child must import the same kbsub as this process.
@@ -184,7 +184,7 @@ VALUES = [
 def test_a_malformed_value_costs_its_stage_alone(stage: str, value: dict[str, Any]) -> None:
     fields = {"sha256": "0", "contract": None, "precision": "fp32", "status": "OK", "stages": {}}
     row = Row(Path("x.py"), "x", fields)
-    _record(row, STAGES[stage], Outcome(Status.OK, value, "", "", 1.0))
+    _record(row, KINDS[stage], Outcome(Status.OK, value, "", "", 1.0))
     assert row.fields["stages"][stage]["status"] == "RUNTIME_ERROR", row.fields
     assert "malformed" in row.fields["stages"][stage]["message"] and row.fields["sha256"] == "0"
 

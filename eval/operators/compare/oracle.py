@@ -1,9 +1,8 @@
-"""The float64 oracle: what the real-number answer is, and how far the reference and a candidate are from it.
+"""The float64 oracle: how far the reference and a candidate are from the real-number answer.
 
-LayerNorm is written out here, in float64, two passes, with the mean corrected once: never torch's layer_norm, whose
-order of operations is what is being judged. Any other task is answered by its own `Model` in float64.
-An oracle row never decides an official verdict; it makes a candidate that disagrees with native because *native* is
-wrong visible as such.
+The answer comes from the task's operator (operators/operator.py): a formula written out in float64, or the task's own
+Model in float64. An oracle row never decides an official verdict; it makes a candidate that disagrees with native
+because *native* is wrong visible as such.
 
 Memory: one float64 output (twice the bytes of an fp32 one) and about 0.3 GiB of chunks.
 """
@@ -13,7 +12,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,122 +106,11 @@ def nearer(reference: ErrorOf, candidate: ErrorOf) -> str:
 # ---- the answer ----
 
 
-def layer_norm(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    eps: float,
-    normalized_shape: Sequence[int],
-) -> Truth:
-    """y = (x - mean) / sqrt(var + eps) * gamma + beta in float64, var the biased variance of each row.
+def model_in_float64(model: torch.nn.Module, inputs: Sequence[Any]) -> Truth:
+    """The answer of a float64 copy of `model` (float tensors are widened, everything else is passed as it is).
 
-    x: (*, *normalized_shape), any float dtype; weight, bias: normalized_shape or None; eps >= 0. Its error is a few
-    float64 roundings: mean and variance are taken twice, the second time about the first mean.
-    A zero-variance row with eps = 0 is 0/0, NaN, as in the formula.
+    Raises OracleError when the model does not run in float64 or returns no single float tensor.
     """
-    width = math.prod(normalized_shape)
-    if tuple(x.shape[x.dim() - len(normalized_shape) :]) != tuple(normalized_shape):
-        raise OracleError(f"input of shape {tuple(x.shape)} does not end in normalized_shape {tuple(normalized_shape)}")
-    rows = x.numel() // width if width else 0
-    flat = x.reshape(rows, width)
-    y = torch.empty(rows, width, dtype=torch.float64, device=x.device)
-    gamma = None if weight is None else weight.detach().reshape(width).double()
-    beta = None if bias is None else bias.detach().reshape(width).double()
-    rstd_max = 0.0
-    for block in _row_blocks(rows, width):
-        mean = _mean(flat[block], width)
-        variance = _variance(flat[block], mean, width)
-        rstd = 1.0 / (variance + eps).sqrt()
-        finite = rstd[rstd.isfinite()]
-        if finite.numel():
-            rstd_max = max(rstd_max, float(finite.max()))
-        for columns in _column_blocks(block, width):
-            z = (flat[block, columns].double() - mean) * rstd
-            if gamma is not None:
-                z *= gamma[columns]
-            if beta is not None:
-                z += beta[columns]
-            y[block, columns] = z
-    overflows = rstd_max > FLOAT32_MAX
-    return Truth(y.reshape(x.shape), beta, True, rows=rows, rstd_max=rstd_max, rstd_overflows=overflows)
-
-
-def _row_blocks(rows: int, width: int) -> Iterator[slice]:
-    step = max(1, CHUNK_ELEMENTS // max(1, width))
-    for start in range(0, rows, step):
-        yield slice(start, min(rows, start + step))
-
-
-def _column_blocks(block: slice, width: int) -> Iterator[slice]:
-    step = max(1, CHUNK_ELEMENTS // max(1, block.stop - block.start))
-    for start in range(0, width, step):
-        yield slice(start, min(width, start + step))
-
-
-def _sum(rows: torch.Tensor, mean: torch.Tensor | None, power: int) -> torch.Tensor:
-    """Sum over each row of (x - mean) ** power in float64, as a column; rows: (r, width)."""
-    total = torch.zeros(rows.shape[0], 1, dtype=torch.float64, device=rows.device)
-    for columns in _column_blocks(slice(0, rows.shape[0]), rows.shape[1]):
-        part = rows[:, columns].double()
-        if mean is not None:
-            part = part - mean
-        total += (part * part if power == 2 else part).sum(dim=1, keepdim=True)
-    return total
-
-
-def _mean(rows: torch.Tensor, width: int) -> torch.Tensor:
-    mean = _sum(rows, None, 1) / width
-    # The second look removes the rounding of the first sum; a row with an infinity stays what it is.
-    correction = _sum(rows, mean, 1) / width
-    return torch.where(correction.isfinite(), mean + correction, mean)
-
-
-def _variance(rows: torch.Tensor, mean: torch.Tensor, width: int) -> torch.Tensor:
-    return _sum(rows, mean, 2) / width
-
-
-def layer_norm_of(model: torch.nn.Module) -> torch.nn.LayerNorm | None:
-    """The LayerNorm that is all there is in this model, else None (the model then answers for itself)."""
-    leaves = [module for module in model.modules() if next(module.children(), None) is None]
-    if len(leaves) != 1 or not isinstance(leaves[0], torch.nn.LayerNorm):
-        return None
-    own = {id(each) for each in (*leaves[0].parameters(), *leaves[0].buffers())}
-    everything = {id(each) for each in (*model.parameters(), *model.buffers())}
-    return leaves[0] if own == everything else None
-
-
-def is_bare_layer_norm(model: torch.nn.Module) -> bool:
-    """Whether `model(x)` is its one LayerNorm and nothing more: tried in float64 on a small row of its own width.
-
-    Torch's float64 LayerNorm only says here *whether the formula applies*; no oracle value comes from it.
-    """
-    layer = layer_norm_of(model)
-    if layer is None:
-        return False
-    generator = torch.Generator().manual_seed(20)
-    x = torch.randn((2, *layer.normalized_shape), generator=generator, dtype=torch.float64)
-    device = next((each.device for each in model.parameters()), torch.device("cpu"))
-    x = x.to(device)
-    try:
-        twin = copy.deepcopy(model).double()
-        with torch.no_grad():
-            got = twin(x)
-    except Exception:
-        return False  # another signature, more inputs, or a Model that takes no float64: not this formula
-    truth = layer_norm(x, layer.weight, layer.bias, layer.eps, layer.normalized_shape).y
-    return isinstance(got, torch.Tensor) and got.shape == truth.shape and bool(torch.allclose(truth, got, 1e-9, 1e-9))
-
-
-def answer(model: torch.nn.Module, inputs: Sequence[Any], *, formula: bool | None = None) -> Truth:
-    """The float64 answer of `model` on `inputs` (float tensors are widened, everything else is passed as it is).
-
-    `formula`: whether the written-out LayerNorm applies, when the caller has asked `is_bare_layer_norm` already.
-    Raises OracleError when the model does not run in float64 or returns no single tensor.
-    """
-    if formula if formula is not None else is_bare_layer_norm(model):
-        layer = layer_norm_of(model)
-        assert layer is not None  # that is what `formula` says
-        return layer_norm(inputs[0], layer.weight, layer.bias, layer.eps, layer.normalized_shape)
     try:
         twin = copy.deepcopy(model).double()
         wide = [each.double() if _is_float(each) else each for each in inputs]

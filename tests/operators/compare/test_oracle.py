@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from kbsub.eval.operators.compare import oracle
-from kbsub.eval.operators.compare.oracle import answer, error_of, is_bare_layer_norm, layer_norm, nearer
+from kbsub.eval.operators.compare.oracle import OracleError, error_of, model_in_float64, nearer
+from kbsub.eval.operators.layer_norm.formula import layer_norm
+from kbsub.eval.operators.layer_norm.operator import OPERATOR
 
 F32_MAX = float(torch.finfo(torch.float32).max)
 
@@ -72,7 +74,7 @@ def test_it_never_calls_torchs_layer_norm(monkeypatch):
     for owner, name in ((torch, "layer_norm"), (torch, "native_layer_norm"), (torch.nn.functional, "layer_norm")):
         monkeypatch.setattr(owner, name, forbidden)
     model = torch.nn.Sequential(torch.nn.LayerNorm(4))
-    y = answer(model, [torch.tensor([[1.0, 2.0, 3.0, 4.0]])], formula=True).y
+    y = OPERATOR.truth(model, [torch.tensor([[1.0, 2.0, 3.0, 4.0]])]).y
     assert y[0, 3] == pytest.approx(1.5 / math.sqrt(1.25 + 1e-5), rel=1e-14)
 
 
@@ -149,23 +151,27 @@ class WithActivation(torch.nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("model", "bare"),
+    ("model", "one"),
     [
         (torch.nn.Sequential(torch.nn.LayerNorm(6)), True),
         (torch.nn.LayerNorm((2, 3), elementwise_affine=False), True),
-        (WithActivation(), False),
         (torch.nn.Sequential(torch.nn.LayerNorm(6), torch.nn.LayerNorm(6)), False),
         (torch.nn.Linear(6, 6), False),
     ],
 )
-def test_the_written_out_formula_is_used_only_where_it_is_the_whole_model(model, bare):
-    assert is_bare_layer_norm(model) is bare
+def test_a_task_that_declares_layer_norm_for_another_model_is_refused(model, one):
+    x = torch.ones(2, 2, 3) if isinstance(model, torch.nn.LayerNorm) else torch.ones(2, 6)
+    if one:
+        assert OPERATOR.truth(model, [x]).normalised
+    else:
+        with pytest.raises(OracleError, match="not one LayerNorm"):
+            OPERATOR.truth(model, [x])
 
 
 def test_any_other_task_is_answered_by_its_own_model_in_float64():
     model = torch.nn.Linear(3, 2)
     x = torch.randn(4, 3, generator=torch.Generator().manual_seed(8))
-    truth = answer(model, [x])
+    truth = model_in_float64(model, [x])
     expected = x.double() @ model.weight.double().T + model.bias.double()
     torch.testing.assert_close(truth.y, expected, rtol=1e-15, atol=1e-15)
     assert model.weight.dtype == torch.float32, "the task's own model is left as it was"
