@@ -296,7 +296,7 @@ def _attempt(
         if isinstance(given[0], torch.Tensor):
             given[0] = lay_out(given[0], case.layout)
         output = checks.run(models[key], given)
-        return _judge_output(who, question, models, key, given, pristine, output, options)
+        return _judge_output(shop, who, question, models, key, given, pristine, output, options)
     except NotApplicable as why:
         return row_of(case, SKIPPED, str(why))
     except PredicateError as error:
@@ -314,6 +314,7 @@ def _attempt(
 
 
 def _judge_output(
+    shop: Workshop,
     who: Entrant,
     question: Question,
     models: dict[tuple[str, str], Any],
