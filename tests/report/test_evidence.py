@@ -176,4 +176,4 @@ def test_each_command_that_is_named_is_a_program(root: Path) -> None:
     for file, _ in CHANGES:
         (root / file).unlink()
     named = re.findall(r"`kbsub measure (\w+)", "".join(evidence_table(root / "results" / "h200", root).notes))
-    assert sorted(named) == ["sanitizer", "twins", "wall_time"] and set(named) <= set(programs())
+    assert sorted(named) == ["sanitizer", "sweep", "twins", "wall_time"] and set(named) <= set(programs())

@@ -114,7 +114,7 @@ def test_candidates_are_named_by_stem_or_path_or_not_at_all(tmp_path):
     "names, said",
     [
         (["three"], r"three: no such candidate file.*there: one, two"),
-        (["one", "one"], "one: two files of one name would share a row"),
+        (["one", "one"], "one.py: two files of one name would share a row"),
     ],
 )
 def test_a_name_that_cannot_be_is_refused(tmp_path, names, said):

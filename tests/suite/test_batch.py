@@ -7,7 +7,7 @@ from typing import Any
 
 from kbsub.eval.process.isolated import Outcome, Status
 from kbsub.eval.run import shared as shared_stages
-from kbsub.eval.run.shared import SHARED, SHARES, SharedStages
+from kbsub.eval.run.shared import SHARES, SharedStages
 from kbsub.eval.suite.batch import MAX_CRASHES, Finished, run_batch
 from support.stress_stand_ins import NATIVE, RIGHT, source
 
@@ -107,7 +107,9 @@ def test_a_run_asks_once_for_this_repositorys_candidates_and_apart_for_others(mo
     mine = [{**candidate(stem, ""), SHARES: True, "device": "cpu"} for stem in "ab"]
     stages = SharedStages(lambda: mine, ("stress", "oracle"), 10.0, {})
     other = {**candidate("other", ""), SHARES: False, "declaration": {"contract": "tolerance"}, "device": "cpu"}
-    outcomes = [stages.outcome(name, each, print) for each in (mine[0], other, mine[1]) for name in SHARED]
+    outcomes = [
+        stages.outcome(name, each, print) for each in (mine[0], other, mine[1]) for name in ("stress", "oracle")
+    ]
     assert batches == [["a", "b"], ["other"]]
     assert [outcome.status for outcome in outcomes] == [Status.OK] * 6
     assert outcomes[0].value["passed"] == 1 and outcomes[1].value == {"a": {"nearer": "equal"}}

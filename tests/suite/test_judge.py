@@ -240,10 +240,8 @@ def test_the_record_is_json_with_the_keys_of_the_result_file():
 
 
 def test_the_oracle_stage_gives_three_keys_a_case():
-    from kbsub.eval.operators.compare import oracle
-
     candidate = {"stem": "right", "candidate_source": source(RIGHT)}
-    record = oracle.judge({**COMMON, **candidate, "only": ["+1000/*"]}, lambda event: None)
+    record = stress.judge_oracle({**COMMON, **candidate, "only": ["+1000/*"]}, lambda event: None)
     assert set(record) == {"+1000/initial/eps1e-05", "+1000/random/eps1e-05"}
     for case in record.values():
         assert {"reference_max_abs", "candidate_max_abs", "nearer"} <= set(case)

@@ -19,6 +19,7 @@ from kbsub.eval.tasks.cases import (
     select,
     suite,
 )
+from kbsub.eval.tasks.folder import submissions_folder
 from support.paths import ROOT
 
 LEVEL1_40 = ROOT / "submissions" / "level1_40"
@@ -195,8 +196,8 @@ def test_a_declaration_speaks_of_its_precision(declaration, precision, count):
 @pytest.mark.parametrize("width", [8196, 10000, 12288, 16384])
 @pytest.mark.parametrize("folder", ["level1_40", "local_layernorm_tokens"])
 def test_widths_beyond_8192_are_in_the_suite_and_the_bench(folder, width):
-    path = LEVEL1_40.parent.parent / folder
-    shapes = [case.shape for case in load_task_cases(path / "stress_cases.toml").cases]
+    path = submissions_folder(folder)
+    shapes = [case.shape for case in load_task_cases(path).cases]
     here = [shape for shape in shapes if shape.inputs and shape.inputs[0][-1] == width]
     assert here and all(shape.elements <= HOSTED_ELEMENTS for shape in here)
     assert [shape.inputs[0][-1] for shape in read_bench_file(path).shapes].count(width) == 1

@@ -42,7 +42,7 @@ MEANT = [
     (["mine"], "mine: no such candidate file, and none of that name in task (there: two, one, forgotten)"),
     (["task/peers"], ["task/peers/theirs.py"]),
     (["task"], ["task/two.py", "task/one.py", "task/forgotten.py"]),
-    (["task/two.py", "two"], "two: two files of one name would share a row"),
+    (["task/two.py", "two"], "task/two.py and "),
     (["elsewhere/one"], "elsewhere/one: no such candidate file"),  # a path is never looked for in the task's folder
     (["plain"], "plain: a folder that declares no candidates (candidates.toml)"),
 ]
