@@ -246,7 +246,6 @@ def test_the_cell_dies_with_the_process_that_made_it(tmp_path):
     judge = f"""
 import os, pathlib, signal, sys, time
 from kbsub.eval.process.cell import Cell
-from support.paths import child_path
 cell = Cell(pathlib.Path({str(tmp_path / "cell")!r}), level={level!r})
 child = cell.popen([sys.executable, "-I", "-S", "-c", "import time; print('up', flush=True); time.sleep(60) # {mark}"])
 time.sleep(60)

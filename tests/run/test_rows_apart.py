@@ -99,7 +99,9 @@ def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Any:
         assert len(files) == 18
         options = ("--task", TASK, "--only", "official", "--out", "result [1].json")
         code, out, err = kbsub("eval", *files, *options, folder=folder)
-        return {"code": code, "out": out, "err": err, "text": (folder / "result [1].json").read_text()}
+        kbsub("gate", *files, "--task", TASK, "--require", "official", "--junit", "junit.xml", folder=folder)
+        text, junit = (folder / "result [1].json").read_text(), (folder / "junit.xml").read_text()
+        return {"code": code, "out": out, "err": err, "text": text, "junit": junit}
 
     return kept(tmp_path_factory.getbasetemp(), "rows_apart", make)
 
@@ -175,6 +177,16 @@ def test_the_gate_fails_what_failed_and_only_that(gated: Any) -> None:
 @pytest.mark.parametrize(("stem", "words"), [(stem, end[1]) for stem, end in MORE_HARMS.items()], ids=list(MORE_HARMS))
 def test_the_gate_says_why(gated: Any, stem: str, words: str) -> None:
     assert words in json.loads(gated.json)["candidates"][stem]["official"]["words"]
+
+
+def test_the_junit_file_of_all_18_is_whole(evaluated: Any, tmp_path: Path) -> None:
+    """Each row is a suite of its own; what failed failed, and an honest row without a GPU is an error, not a failure."""
+    file = tmp_path / "junit.xml"
+    file.write_text(evaluated.junit)
+    found = {suite.name: next(iter(suite)).result[0] for suite in junitparser.JUnitXml.fromfile(str(file))}
+    assert len(found) == 18 and set(HARMS) <= set(found)
+    failed = {name for name, result in found.items() if isinstance(result, junitparser.Failure)}
+    assert failed == set(HARMS) - {"big_stdout"}  # what it prints is much, and its answer right
 
 
 def test_the_junit_file_holds_every_candidate(gated: Any, tmp_path: Path) -> None:
