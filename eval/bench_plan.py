@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from kbsub.eval.declarations import Declaration
 from kbsub.eval.result import Result, row_key
 from kbsub.eval.timing import COLD_REPLAY, METHODS, TimingProtocol
 
@@ -130,15 +131,12 @@ class Plan:
     floors: bool = True
 
 
-def read_candidate(path: Path) -> CandidateFile:
-    """A candidate file with its declaration. PlanError when it cannot be read; DeclarationError from its table."""
-    from kbsub.eval.declarations import declaration_of
-
+def read_candidate(path: Path, declared: Declaration | None) -> CandidateFile:
+    """A candidate file with the declaration that counts for it, if any does. PlanError when it cannot be read."""
     try:
         source = path.read_bytes().decode("utf-8")  # not read_text: it would change the line ends, and the hash
     except (OSError, UnicodeDecodeError) as error:
         raise PlanError(f"{path}: cannot be read as a candidate: {error}") from error
-    declared = declaration_of(path)
     if declared is None:
         return CandidateFile(path.stem, source, None)
     precisions = tuple(declared.precision)

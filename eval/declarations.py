@@ -1,12 +1,17 @@
 """Reads submissions/<task>/candidates.toml: what each candidate file claims, before anything is measured.
 
 The file and the folder must agree: a declared file that is missing and a file that is not declared are both errors.
+A declaration lowers what is asked of a candidate, so one counts only in this repository's own task folders, or from
+the file that the caller names. What lies beside somebody else's candidate is that candidate's own word.
 This module must not know how a claim is checked, only how a finished identity verdict can contradict one.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -68,13 +73,7 @@ class Declaration(BaseModel):
 def read_declarations(folder: Path) -> dict[str, Declaration]:
     """File stem -> Declaration, in the order of the file. DeclarationError for the first thing that is wrong."""
     path = Path(folder) / FILE_NAME
-    try:
-        table = tomllib.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise DeclarationError(f"{path}: cannot be read ({error.strerror}); every task folder has one") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise DeclarationError(f"{path}: is not TOML: {error}") from error
-    declarations = {stem: _row(path, stem, row) for stem, row in table.items()}
+    declarations = _rows(path, "; every task folder has one")
     files = {file.stem for file in Path(folder).glob("*.py") if file.name not in NOT_CANDIDATES}
     if missing := sorted(declarations.keys() - files):
         raise DeclarationError(
@@ -88,12 +87,85 @@ def read_declarations(folder: Path) -> dict[str, Declaration]:
     return declarations
 
 
+def is_ours(candidate: Path) -> bool:
+    """Whether the file lies in a task folder of this repository: where kbsub.submissions is, links followed."""
+    spec = importlib.util.find_spec("kbsub.submissions")
+    roots = (spec.submodule_search_locations or []) if spec else []
+    return any(Path(candidate).resolve().is_relative_to(Path(root).resolve()) for root in roots)
+
+
 def declaration_of(candidate: Path) -> Declaration | None:
-    """The row of a candidate file in its own folder's candidates.toml; None where the folder declares nothing."""
-    folder = Path(candidate).resolve().parent
-    if not (folder / FILE_NAME).is_file():
+    """The row of one of this repository's own files in its folder's candidates.toml; None for any other file.
+
+    DeclarationError when that candidates.toml cannot be believed.
+    """
+    file = Path(candidate).resolve()  # the file itself: a link must not take another file's row
+    if not is_ours(file) or not (file.parent / FILE_NAME).is_file():
         return None
-    return read_declarations(folder).get(Path(candidate).stem)
+    return read_declarations(file.parent).get(file.stem)
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What counts for the candidates of one call, read before any of them runs. Keys: the paths as they were given.
+
+    wrong: what a candidates.toml of this repository has wrong, for the files that it should declare.
+    ignored: the candidates.toml files that lie beside a candidate and do not count.
+    """
+
+    rows: Mapping[Path, Declaration]
+    wrong: Mapping[Path, str]
+    ours: frozenset[Path]
+    ignored: tuple[Path, ...] = ()
+
+    def of(self, file: Path) -> dict[str, Any]:
+        """The row of a file as JSON; {} for a file that nothing declares."""
+        return self.rows[file].model_dump(mode="json") if file in self.rows else {}
+
+    def notes(self) -> list[str]:
+        """A sentence for each file that does not count, with the way out."""
+        return [
+            f"{path} does not count: only this repository's own task folders declare what is asked of their "
+            f"candidates. If you vouch for it: --declarations {path}"
+            for path in self.ignored
+        ]
+
+
+def read_declared(candidates: Sequence[Path], believed: Path | None = None) -> Declared:
+    """The declarations that count for `candidates`.
+
+    `believed`: a candidates.toml that the caller vouches for, wherever it lies; a row speaks of the candidate of that
+    stem, unless that is one of this repository's own files.
+    Raises DeclarationError for a `believed` that cannot be read; one of this repository's own becomes `wrong`.
+    """
+    vouched = _rows(believed, "") if believed is not None else {}
+    rows: dict[Path, Declaration] = {}
+    wrong: dict[Path, str] = {}
+    ours = frozenset(file for file in candidates if is_ours(file))
+    ignored: list[Path] = []
+    for file in candidates:
+        beside = file.parent / FILE_NAME
+        try:
+            found = declaration_of(file) if file in ours else vouched.get(file.stem)
+        except DeclarationError as error:
+            wrong[file], found = str(error), None
+        if found is not None:
+            rows[file] = found
+        if file in ours or not beside.is_file() or beside in ignored:
+            continue
+        if believed is None or beside.resolve() != believed.resolve():
+            ignored.append(beside)
+    return Declared(rows, wrong, ours, tuple(ignored))
+
+
+def _rows(path: Path, hint: str) -> dict[str, Declaration]:
+    try:
+        table = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise DeclarationError(f"{path}: cannot be read ({error.strerror}){hint}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise DeclarationError(f"{path}: is not TOML: {error}") from error
+    return {stem: _row(path, stem, row) for stem, row in table.items()}
 
 
 def _row(path: Path, stem: str, row: Any) -> Declaration:

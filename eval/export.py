@@ -61,7 +61,7 @@ def choose_entries(names: Sequence[str], folder: Path, precision: str = "fp32") 
 
     Raises ExportError for a name that is no file, for two files of one stem, and when nothing is left.
     """
-    from kbsub.eval.declarations import declaration_of, read_declarations
+    from kbsub.eval.declarations import FILE_NAME, declaration_of, read_declarations
 
     if names:
         paths = [_resolve(name, folder) for name in names]
@@ -72,7 +72,8 @@ def choose_entries(names: Sequence[str], folder: Path, precision: str = "fp32") 
         raise ExportError(f"{folder.name} has no candidates of its own: name the files to export")
     entries = []
     for path in paths:
-        row = declaration_of(path)
+        beside = folder.is_dir() and path.resolve().parent == folder.resolve() and (folder / FILE_NAME).is_file()
+        row = read_declarations(folder).get(path.stem) if beside else declaration_of(path)  # shown, never judged by
         facts = (row.contract, row.title) if row else (None, None)
         entries.append(Entry(path, path.read_bytes(), *facts))
     stems = [entry.stem for entry in entries]

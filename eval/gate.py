@@ -48,13 +48,19 @@ Judge = Callable[[Fields, Mapping[str, Any]], tuple[Answer, str]]
 
 
 def answers(
-    fields: Fields, declaration: Mapping[str, Any], required: Sequence[str], *, library_on_cpu: bool = False
+    fields: Fields,
+    declaration: Mapping[str, Any],
+    required: Sequence[str],
+    *,
+    library_on_cpu: bool = False,
+    on_gpu: bool = True,
 ) -> list[Check]:
     """The answer to every check, required or not, for one row of a result file.
 
     `fields`: the row as `kbsub eval` writes it (`stages`, `official`, `bit_identity`, `stress`, `oracle`, `guards`).
     `declaration`: its candidates.toml row as JSON, or {}. `library_on_cpu`: a file without kernels of its own was run
-    on the CPU; it then ran other library kernels than the ones its declaration speaks of.
+    on the CPU; it then ran other library kernels than the ones its declaration speaks of. `on_gpu`: what the caller
+    itself knows of this run; a row that claims a GPU where there was none was not written by a judge, and fails.
     """
     found = []
     for name in CHECKS:
@@ -66,6 +72,8 @@ def answers(
             found.append(Check(name, Answer.UNCERTIFIED, "was not run"))
             continue
         answer, words = _answer(name, fields, declaration, stage)
+        if not on_gpu and (claim := _claims_a_gpu(name, fields)):
+            answer, words = Answer.FAIL, f"the {name} record {claim}, but this run had no GPU: no judge wrote that"
         numbers = name in ("stress", "oracle") and stage["status"] == Status.OK.value
         if answer is Answer.FAIL and numbers and library_on_cpu and declaration:
             answer = Answer.UNCERTIFIED
@@ -91,6 +99,15 @@ def _answer(name: str, fields: Fields, declaration: Mapping[str, Any], stage: Ma
     if status is not Status.OK:
         return Answer.FAIL, f"{status}: {stage.get('message') or 'no message'}"
     return _JUDGES[name](fields, declaration)
+
+
+def _claims_a_gpu(name: str, fields: Fields) -> str:
+    """What in the record of a check only a GPU could have made, in words; "" where there is nothing."""
+    if name == "official":
+        return "holds a verdict of upstream's evaluator" if (fields.get("official") or {}).get("correctness") else ""
+    found = fields.get({"identity": "bit_identity"}.get(name, name)) or {}
+    said = " ".join(str(found.get(key, "")) for key in ("device", "reference") if name != "oracle")
+    return f"says that it was made on {said.strip()}" if "cuda" in said else ""
 
 
 def _expect(declaration: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -123,11 +140,14 @@ def _identity(fields: Fields, declaration: Mapping[str, Any]) -> tuple[Answer, s
     if total == 0:
         return Answer.UNCERTIFIED, "no case was run"
     expected = _expect(declaration).get("identity", "skip" if declaration else "pass")
-    model_of_order = reference.startswith("model of native's order")
-    if not reference.startswith("native on cuda") and not (model_of_order and expected == "pass"):
-        return Answer.UNCERTIFIED, f"bit identity is promised against native on CUDA; here: {words}"
     if problems := found.get("contradictions") or []:
         return Answer.FAIL, f"{_list(problems)} ({words})"
+    if reference != "native on cuda" or found.get("device") != "cuda":
+        # Against the model of native's order a difference is found here, too; that there is none is for a GPU to say.
+        modelled = reference.startswith("model of native's order") and expected == "pass"
+        if modelled and identical != total:
+            return Answer.FAIL, words
+        return Answer.UNCERTIFIED, f"bit identity is promised against native on CUDA; here: {words}"
     if expected == "fail":
         if identical == total:
             return Answer.FAIL, f"declared to differ somewhere, but {words}"

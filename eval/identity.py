@@ -38,6 +38,7 @@ from kbsub.eval.identity_cases import (
 )
 from kbsub.eval.identity_model import modelled_layer_norm
 from kbsub.eval.predicate import OFFICIAL_TOLERANCE
+from kbsub.eval.refusal import modules_of, reference_asked
 
 Progress = Callable[[dict[str, Any]], None]
 Outputs = dict[str, torch.Tensor]
@@ -71,6 +72,10 @@ class Bench:
         else:
             x = INPUTS[name](shape, self.device)
         return x.to(self.task.dtype)
+
+
+class Refused(Exception):
+    """The task's own program has no answer here; the message says why."""
 
 
 class LayerNormPair:
@@ -274,18 +279,40 @@ def _captured(pair: LayerNormPair, x: torch.Tensor) -> Callable[[], Outputs]:
 
 def run_generic(bench: Bench) -> Iterator[dict[str, Any]]:
     """Any other task: its own Model, official inputs of three seeds, output only; weights seeded as upstream does."""
-    models = []
-    for build in (bench.modules.Model, bench.candidate):
-        torch.manual_seed(SEED)
-        arguments = bench.task.cast(bench.modules.get_init_inputs(), bench.device)
-        models.append(build(*arguments).to(device=bench.device, dtype=bench.task.dtype))
+    with reference_asked(Refused):
+        reference = _seeded(bench, bench.modules.Model, _init_inputs(bench))
+        arguments = _init_inputs(bench)
+    candidate = _seeded(bench, bench.candidate, arguments)
     for seed in GROUPS[0].seeds:
         label = {"name": f"official inputs, seed {seed}", "group": "official inputs", "seed": seed, "input": "official"}
         yield label
+        try:
+            inputs, expected = _official_answer(bench, reference, seed)
+        except Refused as why:
+            yield {**label, "skipped": str(why)}
+            continue
+        yield {**label, **verdict({"output": expected}, {"output": candidate(*inputs)}, bench.tolerance)}
+
+
+def _init_inputs(bench: Bench) -> list[Any]:
+    torch.manual_seed(SEED)
+    return bench.task.cast(bench.modules.get_init_inputs(), bench.device)
+
+
+def _seeded(bench: Bench, build: Callable[..., Any], arguments: list[Any]) -> Any:
+    """A model built right after its constructor arguments were drawn, so that both sides draw the same weights."""
+    return build(*arguments).to(device=bench.device, dtype=bench.task.dtype)
+
+
+def _official_answer(bench: Bench, reference: Any, seed: int) -> tuple[list[Any], torch.Tensor]:
+    """(inputs of a seed, the reference's output); raises Refused where it has none."""
+    with reference_asked(Refused):
         torch.manual_seed(seed)
         inputs = bench.task.cast(bench.modules.get_inputs(), bench.device)
-        expected, got = models[0](*inputs), models[1](*inputs)
-        yield {**label, **verdict({"output": expected}, {"output": got}, bench.tolerance)}
+        expected = reference(*inputs)
+    if not isinstance(expected, torch.Tensor):
+        raise Refused(f"the reference returns {type(expected).__name__}, not one tensor")
+    return inputs, expected
 
 
 def open_bench(payload: dict[str, Any]) -> Bench:
@@ -305,7 +332,7 @@ def open_bench(payload: dict[str, Any]) -> Bench:
     task = task_from_payload(payload)
     if task.precision not in declaration.get("precision", (task.precision,)):
         raise JudgeFailure(Status.NOT_RUN, f"declared for {', '.join(declaration['precision'])}, not {task.precision}")
-    modules = task.modules()
+    modules = modules_of(task)
     candidate = load_candidate(payload["candidate_source"], task, modules=modules)
     if device.index is not None:
         torch.cuda.set_device(device)
@@ -353,11 +380,15 @@ def judge(payload: dict[str, Any], progress: Progress) -> dict[str, Any]:
                 take(run_generic(bench))
     except JudgeFailure:
         raise
+    except Refused as refusal:
+        raise JudgeFailure(Status.NOT_RUN, str(refusal), summary(bench) | extra) from refusal
     except Exception as error:
         status = Status.OUT_OF_MEMORY if is_out_of_memory(error) else Status.RUNTIME_ERROR
         where = at.get("name", "start")
         raise JudgeFailure(status, f"{where}: {type(error).__name__}: {error}", summary(bench) | extra) from error
     result = summary(bench) | extra
+    if not layer_norm and (why := bench.cases[0].get("skipped")):  # the task as it is: nothing else is worth a verdict
+        raise JudgeFailure(Status.NOT_RUN, f"{bench.cases[0]['name']}: {why}", result)
     expect = (payload.get("declaration") or {}).get("expect")
     if expect and layer_norm and bench.device.type == "cuda":  # declarations speak of native on CUDA
         result["contradictions"] = identity_contradictions(expect, result)
@@ -381,6 +412,7 @@ def summary(bench: Bench) -> dict[str, Any]:
         "nan_rule": NAN_RULE,
         "nan_payload_differences": sum(case.get("nan_payload_differences", 0) for case in judged),
         "reference": "model of native's order (host executor)" if bench.hosted else f"native on {bench.device.type}",
+        "device": bench.device.type,
         "official": False,
         "cases": bench.cases,
     }

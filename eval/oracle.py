@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from kbsub.eval.predicate import OFFICIAL_TOLERANCE, json_float, short_float, unravel
+from kbsub.eval.refusal import short_error
 
 CHUNK_ELEMENTS = 1 << 22
 
@@ -205,16 +206,16 @@ def is_bare_layer_norm(model: torch.nn.Module) -> bool:
     layer = layer_norm_of(model)
     if layer is None:
         return False
-    twin = copy.deepcopy(model).double()
     generator = torch.Generator().manual_seed(20)
     x = torch.randn((2, *layer.normalized_shape), generator=generator, dtype=torch.float64)
     device = next((each.device for each in model.parameters()), torch.device("cpu"))
     x = x.to(device)
     try:
+        twin = copy.deepcopy(model).double()
         with torch.no_grad():
             got = twin(x)
-    except (TypeError, RuntimeError, ValueError):
-        return False  # another signature, or more inputs: not this formula
+    except Exception:
+        return False  # another signature, more inputs, or a Model that takes no float64: not this formula
     truth = layer_norm(x, layer.weight, layer.bias, layer.eps, layer.normalized_shape).y
     return isinstance(got, torch.Tensor) and got.shape == truth.shape and bool(torch.allclose(truth, got, 1e-9, 1e-9))
 
@@ -234,8 +235,8 @@ def answer(model: torch.nn.Module, inputs: Sequence[Any], *, formula: bool | Non
         wide = [each.double() if _is_float(each) else each for each in inputs]
         with torch.no_grad():
             y = twin(*wide)
-    except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
-        raise OracleError(f"the task's Model does not run in float64: {type(error).__name__}: {error}") from error
+    except Exception as error:
+        raise OracleError(f"the task's Model does not run in float64: {short_error(error)}") from error
     if not isinstance(y, torch.Tensor) or not y.is_floating_point():
         raise OracleError("the task's Model does not return one float tensor")
     return Answer(y.double(), None, False)

@@ -21,6 +21,7 @@ from kbsub.adapters import environment
 from kbsub.adapters.candidate import cuda_source_of
 from kbsub.adapters.isolation import MEMORY_LIMIT_VARIABLE, Outcome, Status, run_isolated
 from kbsub.adapters.task import Task
+from kbsub.eval.declarations import Declared, read_declared
 from kbsub.eval.machine_facts import display_path, memory_limit_bytes
 from kbsub.eval.result import (
     Baseline,
@@ -36,7 +37,7 @@ from kbsub.eval.result import (
     row_key,
     update_result,
 )
-from kbsub.eval.shared_stages import SHARED, SharedStages
+from kbsub.eval.shared_stages import SHARED, SHARES, SharedStages
 from kbsub.eval.stages import ENDS_THE_ROW, HONEST, STAGES, Stage
 
 ENVIRONMENT_TARGET = "kbsub.adapters.environment:judge"
@@ -47,6 +48,8 @@ class Plan:
     """What one invocation does. `kernelbench` is a verified checkout or None; `device` "cuda", "cuda:1" or "cpu".
 
     `host_executor` lets the stages run CUDA candidates on the CPU; `full` asks for the official shape there.
+    `declared`: what counts of the candidates' declarations; by default that of this repository's own files. It is read
+    when the plan is made, so that nothing which runs later can change it.
     """
 
     task: Task
@@ -60,6 +63,21 @@ class Plan:
     host_executor: bool = False
     full: bool = False
     gpu: str | None = None
+    declared: Declared | None = None
+
+    def __post_init__(self) -> None:
+        if self.declared is None:
+            object.__setattr__(self, "declared", read_declared(self.candidates))
+
+    def declaration_for(self, file: Path) -> tuple[dict[str, Any], str | None]:
+        """({contract, ...}, None); ({}, None) for a file of one's own; ({}, what is wrong with candidates.toml)."""
+        assert self.declared is not None  # __post_init__ saw to that
+        return self.declared.of(file), self.declared.wrong.get(file)
+
+    def shares_a_child(self, file: Path) -> bool:
+        """Whether the file may be run in one process with others: only this repository's own declared ones."""
+        assert self.declared is not None
+        return file in self.declared.ours and file in self.declared.rows
 
 
 @dataclass
@@ -157,7 +175,7 @@ def run_stage(
 
     `shared`: where the stress and oracle stages of a whole run are computed together.
     """
-    declaration, wrong = declaration_for(row.file)
+    declaration, wrong = plan.declaration_for(row.file)
     if not row.fields:
         digest, row.source, row.unreadable = _read(row.file)
         row.fields = _blank_row(digest, plan.precision, declaration)
@@ -184,6 +202,7 @@ def _payload(plan: Plan, file: Path, source: str, declaration: Mapping[str, Any]
         "kernelbench": str(plan.kernelbench) if plan.kernelbench else None,
         "device": plan.device,
         "declaration": declaration,
+        SHARES: plan.shares_a_child(file),
         "timeout_s": plan.timeout_s,
         "host_executor": plan.host_executor,
         "full": plan.full,
@@ -202,12 +221,12 @@ def _child_variables(plan: Plan) -> dict[str, str]:
 
 
 def _declared_payloads(plan: Plan) -> list[dict[str, Any]]:
-    """The stage payloads of the plan's declared candidates that may run here."""
+    """The stage payloads of the plan's candidates that may share a child and may run here."""
     payloads = []
     for file in plan.candidates:
         source, problem = read_source(file)
-        declaration, _ = declaration_for(file)
-        if declaration and not problem:
+        declaration, _ = plan.declaration_for(file)
+        if plan.shares_a_child(file) and not problem:
             if _reason_not_to_run(plan, Row(file, "", {}), STAGES[SHARED[0]], source, declaration) is None:
                 payloads.append(_payload(plan, file, source, declaration))
     return payloads
@@ -227,17 +246,6 @@ def _read(file: Path) -> tuple[str, str, str | None]:
     except (OSError, UnicodeDecodeError) as error:
         text, problem = "", f"cannot be read as UTF-8 text: {error}"
     return hashlib.sha256(data).hexdigest(), text, problem
-
-
-def declaration_for(file: Path) -> tuple[dict[str, Any], str | None]:
-    """({contract, ...}, None); ({}, None) for a file of one's own; ({}, what is wrong with candidates.toml)."""
-    from kbsub.eval.declarations import DeclarationError, declaration_of
-
-    try:
-        declaration = declaration_of(file)
-    except DeclarationError as error:
-        return {}, str(error)
-    return (declaration.model_dump(mode="json") if declaration else {}), None
 
 
 def _reason_not_to_run(plan: Plan, row: Row, stage: Stage, source: str, declaration: Mapping[str, Any]) -> str | None:

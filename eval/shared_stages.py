@@ -1,8 +1,8 @@
 """The stress and oracle stages of one run: one child process for all declared candidates, so that the reference and
 the float64 answer of a case are computed once.
 
-Only candidates that a candidates.toml declares share a child. A file of somebody else's gets one of its own: it must
-not be able to touch what its neighbours are judged with. No torch here.
+Only this repository's own declared candidates share a child. A file of somebody else's gets one of its own, whatever
+lies beside it or is vouched for: it must not be able to touch what its neighbours are judged with. No torch here.
 """
 
 from __future__ import annotations
@@ -14,14 +14,22 @@ from typing import Any
 
 from kbsub.adapters.isolation import Outcome, Status
 from kbsub.eval.stress_batch import Finished, run_batch
+from kbsub.eval.stress_records import no_verdict
 
 SHARED = ("stress", "oracle")
-_OWN = ("stem", "candidate", "candidate_source", "declaration")  # of a stage payload: what is not common to the run
+SHARES = "shares_a_child"  # the payload key of a candidate that may be run beside others
+_OWN = (
+    "stem",
+    "candidate",
+    "candidate_source",
+    "declaration",
+    SHARES,
+)  # of a stage payload: what is not common to the run
 
 
 @dataclass
 class SharedStages:
-    """`neighbours()`: the stage payloads of every declared candidate of the run that may run here at all.
+    """`neighbours()`: the stage payloads of every candidate of the run that may share a child and run here.
 
     stages: those of the run; with "oracle" alone only the cases of the error table are run. timeout_s: a candidate.
     """
@@ -34,7 +42,7 @@ class SharedStages:
     sources: dict[str, str] = field(default_factory=dict)  # what each of `found` was computed from
 
     def outcome(self, stage: str, payload: Mapping[str, Any], on_progress: Callable[[dict[str, Any]], None]) -> Outcome:
-        """The stage of one candidate; the first call runs the declared candidates of the whole run.
+        """The stage of one candidate; the first call of one that shares a child runs all of those.
 
         A candidate whose file was edited since is run again, alone: its row holds verdicts on one version only.
         """
@@ -42,7 +50,7 @@ class SharedStages:
         stem = str(payload["stem"])
         if stem not in self.found or self.sources[stem] != payload["candidate_source"]:
             batch = [payload]
-            if payload.get("declaration") and stem not in self.found:
+            if payload.get(SHARES) and stem not in self.found:
                 batch += [each for each in self.neighbours() if each["stem"] != stem]
             common = {key: value for key, value in payload.items() if key not in _OWN}
             common["oracle_only"] = "stress" not in self.stages
@@ -62,4 +70,6 @@ def as_outcome(found: Finished, stage: str, seconds: float) -> Outcome:
     value = (found.stress if stage == "stress" else found.oracle) if found.rows else None
     if found.status is Status.OK and value is None:
         return Outcome(Status.NOT_RUN, None, "no case was run", found.log, seconds)
+    if found.status is Status.OK and (why := no_verdict(stage, found.rows)):
+        return Outcome(Status.NOT_RUN, value, why, found.log, seconds)
     return Outcome(found.status, value, found.message, found.log if found.status is not Status.OK else "", seconds)

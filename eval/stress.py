@@ -20,12 +20,14 @@ from kbsub.adapters.candidate import CandidateError
 from kbsub.adapters.isolation import JudgeFailure, Status, is_out_of_memory
 from kbsub.adapters.task import Task, task_from_payload
 from kbsub.eval import stress_checks as checks
-from kbsub.eval.oracle import Answer, OracleError, answer, error_of, layer_norm_of
+from kbsub.eval.oracle import Answer, ErrorOf, OracleError, answer, error_of, layer_norm_of
 from kbsub.eval.predicate import PredicateError, compare, same_bits
+from kbsub.eval.refusal import REFERENCE_REFUSES, modules_of, reference_asked
+from kbsub.eval.refusal import short_error as _short
 from kbsub.eval.stress_cases import FAIL, NEARER, PASS, REFUSED, SKIPPED, Case, Row, select, suite
 from kbsub.eval.stress_inputs import NotApplicable, lay_out, special_place, values_of
 from kbsub.eval.stress_models import Entrant, Workshop, entrant, is_modelled, task_cases
-from kbsub.eval.stress_records import oracle_record, stress_record
+from kbsub.eval.stress_records import no_verdict, oracle_record, stress_record
 from kbsub.eval.stress_verdict import Question, classify, oracle_facts, row_of
 
 Progress = Callable[[dict[str, Any]], None]
@@ -64,6 +66,8 @@ def _one(section: str, payload: Mapping[str, Any], progress: Progress) -> dict[s
     for message in found["failed"].values():
         raise CandidateError(message)
     record: dict[str, Any] = found[section][payload["stem"]]
+    if why := no_verdict(section, found["stress"][payload["stem"]]["cases"]):
+        raise JudgeFailure(Status.NOT_RUN, why, record)
     return record
 
 
@@ -91,6 +95,7 @@ def judge_many(payload: Mapping[str, Any], progress: Progress) -> dict[str, Any]
     if device.type == "cuda":
         device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
         torch.cuda.set_device(device)
+    modules_of(task)  # a reference program that does not run leaves nothing to judge, and no candidate to blame
     entrants, failed = _load([{**payload, **each} for each in payload["candidates"]], task)
     hosted = bool(payload.get("host_executor")) and any(who.hosted for who in entrants)
     limit = 0 if device.type == "cuda" or full else HOSTED_ELEMENTS if hosted else CPU_ELEMENTS
@@ -181,7 +186,12 @@ def run_cases(
             pending = [who for who in entrants if case.name not in done.get(who.stem, ())]
             if not pending:
                 continue
-            question = _ask(shop, case, options)
+            try:
+                question = _ask(shop, case, options)
+            except Broken as error:
+                for who in pending:
+                    emit(who, row_of(case, SKIPPED, f"{REFERENCE_REFUSES}: {error}"), index)
+                raise
             for who in pending:
                 event = {"stage": "case", "index": index, "of": len(cases), "case": case.name}
                 progress({**event, "candidate": who.stem, "seed": case.input.seed})
@@ -201,39 +211,44 @@ def run_cases(
 
 
 def _ask(shop: Workshop, case: Case, options: Options) -> Question | str:
-    """Inputs, the reference's output and the float64 answer of a case; a string says why it is skipped."""
+    """Inputs, the reference's output and the float64 answer of a case; a string says why it is skipped.
+
+    What the reference raises is such a string. Raises Broken when the CUDA context did not survive it.
+    """
     try:
-        elements = shop.elements(case)
+        with reference_asked(NotApplicable):
+            elements = shop.elements(case)
         if options.max_elements and elements > options.max_elements:
             return f"{elements} elements: left to a GPU (or --full)"
-        reference = shop.reference(case)
-        inputs = shop.inputs(case)
-        inputs[0] = values_of(inputs[0], case.layout) if isinstance(inputs[0], torch.Tensor) else inputs[0]
-        expected = checks.run(reference, inputs)
+        with reference_asked(NotApplicable):
+            reference = shop.reference(case)
+            inputs = shop.inputs(case)
+            inputs[0] = values_of(inputs[0], case.layout) if isinstance(inputs[0], torch.Tensor) else inputs[0]
+            expected = checks.run(reference, inputs)
         if not isinstance(expected, torch.Tensor) or not expected.is_floating_point():
             return "the reference does not return one float tensor"
-        truth, no_truth = _truth(shop, case, reference, inputs)
-        error = error_of(truth, expected) if truth is not None else None
-        clean = _clean(case, reference, inputs, shop)
+        truth, error, no_truth = _truth(shop, reference, inputs, expected)
+        with reference_asked(NotApplicable):
+            clean = _clean(case, reference, inputs)
     except NotApplicable as why:
+        if why.__cause__ is not None:
+            _still_usable(shop.device, why.__cause__)
         return str(why)
-    except (RuntimeError, ValueError, TypeError, NotImplementedError) as error_:
-        if case.shape.inputs or case.input.kind != "official":
-            return f"the reference itself does not take this: {_short(error_)}"
-        raise
     return Question(case, reference, inputs, expected, truth, no_truth, error, clean)
 
 
-def _truth(shop: Workshop, case: Case, reference: torch.nn.Module, inputs: list[Any]) -> tuple[Answer | None, str]:
+def _truth(
+    shop: Workshop, reference: torch.nn.Module, inputs: list[Any], expected: torch.Tensor
+) -> tuple[Answer | None, ErrorOf | None, str]:
+    """(the float64 answer, how far the reference's output is from it, ""), or (None, None, why there is none)."""
     try:
-        return answer(reference, inputs, formula=shop.formula(reference)), ""
+        truth = answer(reference, inputs, formula=shop.formula(reference))
+        return truth, error_of(truth, expected), ""
     except OracleError as why:
-        return None, str(why)
+        return None, None, str(why)
 
 
-def _clean(
-    case: Case, reference: torch.nn.Module, inputs: list[Any], shop: Workshop
-) -> tuple[list[Any], torch.Tensor] | None:
+def _clean(case: Case, reference: torch.nn.Module, inputs: list[Any]) -> tuple[list[Any], torch.Tensor] | None:
     if case.input.kind != "special":
         return None
     clean = [each.clone() if isinstance(each, torch.Tensor) else each for each in inputs]
@@ -365,10 +380,3 @@ def _still_usable(device: torch.device, error: BaseException) -> None:
         torch.ones(1, device=device).item()
     except RuntimeError as sticky:
         raise Broken(f"{_short(error)}; the CUDA context is unusable after it") from sticky
-
-
-def _short(error: BaseException) -> str:
-    """The kind of an exception, its first line and the first errors of a compiler's log, on one line."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    shown = lines[:1] + [line for line in lines[1:] if "error:" in line][:2]
-    return f"{type(error).__name__}: {' | '.join(shown) or 'no message'}"[:400]

@@ -14,7 +14,7 @@ from typing import Any
 
 from kbsub.adapters.isolation import Outcome, Status, run_isolated
 from kbsub.eval.stress_cases import FAIL, Row
-from kbsub.eval.stress_records import oracle_record, stress_record
+from kbsub.eval.stress_records import no_verdict, oracle_record, stress_record
 
 TARGET = "kbsub.eval.stress:judge_many"
 MAX_CRASHES = 3  # of one candidate (one, when it is a timeout); the rest of its cases are then not run
@@ -24,7 +24,10 @@ Runner = Callable[..., Outcome]
 
 @dataclass
 class Finished:
-    """One candidate's share of a batch. status OK: every case has a row (its class says what became of it)."""
+    """One candidate's share of a batch. status OK: every case has a row (its class says what became of it).
+
+    NOT_RUN with rows: they are no verdict (nothing was judged, or the reference refuses the task itself).
+    """
 
     stem: str
     status: Status = Status.NOT_RUN
@@ -125,7 +128,8 @@ def _close(finished: dict[str, Finished], stems: Sequence[str], outcome: Outcome
         if stem in value.get("failed", {}):
             entry.status, entry.message = Status.COMPILE_ERROR, value["failed"][stem]
         else:
-            entry.status = Status.OK
+            why = no_verdict("stress", entry.rows) if entry.rows else ""
+            entry.status, entry.message = (Status.NOT_RUN, why) if why else (Status.OK, "")
 
 
 def _drop(entry: Finished, outcome: Outcome, status: Status) -> None:

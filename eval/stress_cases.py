@@ -31,6 +31,7 @@ CLASSES = (PASS, NEARER, APART, FAIL, REFUSED, SKIPPED)
 
 OWN_EPS = 1e-5  # torch's default; the one eps case that still runs for a model without an eps
 EPS = (OWN_EPS, 0.0, 1e-3)
+OFFICIAL_CASE = f"official/initial/eps{OWN_EPS:g}"  # the task as it is: a reference that refuses this answers nothing
 
 
 @dataclass(frozen=True)

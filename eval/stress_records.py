@@ -10,7 +10,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from kbsub.adapters.task import PRECISIONS
-from kbsub.eval.stress_cases import APART, CLASSES, FAIL, NEARER, PASS, REFUSED, SKIPPED, Row
+from kbsub.eval.refusal import REFERENCE_REFUSES
+from kbsub.eval.stress_cases import APART, CLASSES, FAIL, NEARER, OFFICIAL_CASE, PASS, REFUSED, SKIPPED, Row
 
 
 def stress_record(
@@ -50,6 +51,25 @@ def declared_stress(declaration: Mapping[str, Any], precision: str) -> Mapping[s
 def oracle_record(rows: Sequence[Row]) -> dict[str, Any]:
     """The `.oracle` entry: the cases of the error table that have an answer, keyed by name."""
     return {row["name"]: row["oracle"] for row in rows if row.get("in_error_table") and "oracle" in row}
+
+
+def no_verdict(section: str, rows: Sequence[Row]) -> str:
+    """Why these rows are no verdict of `section` ("stress" or "oracle"), in words; "" where they are one.
+
+    A stage that judged nothing is not OK, nor is one whose reference refuses the task as it is.
+    """
+    for row in rows:
+        reason = str(row.get("reason", ""))
+        if row["name"] == OFFICIAL_CASE and row["class"] == SKIPPED and reason.startswith(REFERENCE_REFUSES):
+            return f"{row['name']}: {reason}"
+    judged = [row for row in rows if row["class"] != SKIPPED]
+    if not judged:
+        first = f", the first: {rows[0]['name']}: {rows[0].get('reason', 'no reason given')}" if rows else ""
+        return f"no case was judged: {len(rows)} skipped{first}"
+    if section == "oracle" and not oracle_record(rows):
+        why = judged[0].get("no_oracle") or judged[0].get("reason", "no reason given")
+        return f"no case could be compared with a float64 answer, the first: {judged[0]['name']}: {why}"
+    return ""
 
 
 def counts(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:

@@ -36,6 +36,10 @@ def command(
     allow_unverified: Annotated[
         bool, typer.Option("--allow-unverified", help="Also time candidates without an official pass; rows say so.")
     ] = False,
+    declarations: Annotated[
+        Path | None,
+        typer.Option(help="A candidates.toml that you vouch for; beside a file of one's own none counts by itself."),
+    ] = None,
 ) -> None:
     """Time candidates and baselines in one interleaved run; a table and the JSON.
 
@@ -58,6 +62,7 @@ def command(
         read_candidate,
     )
     from kbsub.eval.bench_record import store
+    from kbsub.eval.declarations import DeclarationError, read_declared
     from kbsub.eval.machine_facts import gpu_folder, gpu_index, gpu_name, submissions_folder
     from kbsub.eval.result import ResultError, read_result
     from kbsub.eval.timing import TimingProtocol
@@ -80,7 +85,13 @@ def command(
         target = out or Path("runs") / gpu_folder(gpu) / f"{resolved.slug}.json"
         stored = read_result(target) if target.exists() else None
         folder = Path(task.removeprefix("local:")).parent if resolved.level == 0 else submissions_folder(resolved.slug)
-        files = [read_candidate(path) for path in candidate_files(candidates or [], folder)]
+        paths = candidate_files(candidates or [], folder)
+        declared = read_declared(paths, declarations)
+        if declared.wrong:
+            raise DeclarationError(next(iter(declared.wrong.values())))
+        for note in declared.notes():
+            console.print(note, style="yellow", markup=False, highlight=False, soft_wrap=True)
+        files = [read_candidate(path, declared.rows.get(path)) for path in paths]
         bench_file = read_bench_file(folder)
         names = {"all": list(DEFAULT_BASELINES), "none": []}.get(baselines) or baselines.split(",")
         chosen = [] if baselines == "none" else require_known(names)

@@ -26,16 +26,23 @@ def command(
     kernelbench: Annotated[Path | None, typer.Option(help="The checkout; default: as kbsub fetch left it.")] = None,
     gpus: Annotated[int, typer.Option(help="For a run folder: GPUs of this machine, a row at a time each.", min=1)] = 1,
     scheduler: Annotated[str, typer.Option(help="For a run folder: a dask scheduler that is already running.")] = "",
+    declarations: Annotated[
+        Path | None,
+        typer.Option(help="A candidates.toml that you vouch for; beside a file of one's own none counts by itself."),
+    ] = None,
 ) -> None:
     """Judge candidates: KernelBench's own verdict, then this project's checks; a table and a JSON.
 
     Exit code: 0 every row is OK or says why it could not be run here; 1 a row failed; 2 the call is wrong; 3 no GPU
     for --device cuda.
+    A declaration (contract, precisions, expected failures) counts from this repository's own task folders and from the
+    file given with --declarations; it is read before anything runs. Any other candidates.toml is named and ignored.
     """
     from rich.console import Console
 
     from kbsub.adapters.checkout import CheckoutError, CheckoutMissing, find_checkout
     from kbsub.adapters.task import TaskError, resolve_task
+    from kbsub.eval.declarations import DeclarationError, read_declared
     from kbsub.eval.machine_facts import gpu_folder, gpu_index, gpu_name
     from kbsub.eval.result import ResultError
     from kbsub.eval.runner import Plan, failures, run
@@ -63,15 +70,18 @@ def command(
     except CheckoutError as error:
         _stop(2, str(error))
     if candidates and len(candidates) == 1 and Path(candidates[0]).is_dir():
-        if not_meant := [name for name, given in (("--only", only), ("--out", out), ("--full", full)) if given]:
+        not_for_a_folder = (("--only", only), ("--out", out), ("--full", full))
+        if not_meant := [name for name, given in (*not_for_a_folder, ("--declarations", declarations)) if given]:
             _stop(2, f"{', '.join(not_meant)}: a run folder gets the official stage alone, its rows stay in the folder")
         where = (device or "cuda") if gpu or scheduler else "cpu"
         raise typer.Exit(_batch(Path(candidates[0]), where, precision, timeout, checkout, gpus, scheduler, console))
     try:
+        files = _files(candidates or [], task)
+        declared = read_declared(files, declarations)
         plan = Plan(
             task=resolve_task(task, kernelbench=checkout, precision=precision),
             task_text=task,
-            candidates=_files(candidates or [], task),
+            candidates=files,
             stages=tuple(sorted(stages, key=list(STAGES).index)),
             precision=precision,
             device=(device or "cuda") if gpu else "cpu",
@@ -80,12 +90,15 @@ def command(
             host_executor=device == "cpu",
             full=full,
             gpu=gpu,
+            declared=declared,
         )
+        for note in declared.notes():
+            console.print(note, style="yellow", markup=False, highlight=False, soft_wrap=True)
         target = out or Path("runs") / gpu_folder(gpu) / f"{plan.task.slug}.json"
         show = _Show(console, plan)
         with show:
             rows, _ = run(plan, target, show.report, show.finished)
-    except (TaskError, ResultError) as error:
+    except (TaskError, ResultError, DeclarationError) as error:
         _stop(2, str(error))
     _summary(console, plan, rows, target)
     raise typer.Exit(1 if failures(rows) else 0)

@@ -21,8 +21,15 @@ def command(
     json_: Annotated[Path | None, typer.Option("--json", help="Write the answers as JSON here.")] = None,
     out: Annotated[Path | None, typer.Option(help="Keep the result file of the run here.")] = None,
     kernelbench: Annotated[Path | None, typer.Option(help="The checkout; default: as kbsub fetch left it.")] = None,
+    declarations: Annotated[
+        Path | None,
+        typer.Option(help="A candidates.toml that you vouch for; beside a file of one's own none counts by itself."),
+    ] = None,
 ) -> None:
     """Check that candidates are what is required of them, and what they declare.
+
+    A declaration (contract, precisions, expected failures) counts from this repository's own task folders and from the
+    file given with --declarations; it is read before anything runs. Any other candidates.toml is named and ignored.
 
     Exit code: 0 every required check passed; 1 one failed; 2 the call is wrong; 3 one cannot be certified here.
     """
@@ -37,7 +44,9 @@ def command(
         )
     if not required:
         _stop(gate.EXIT_USAGE, f"--require is empty; write some of {', '.join(gate.CHECKS)}")
-    plan = _plan(candidates, required, task, precision, device, timeout, kernelbench)
+    plan = _plan(candidates, required, task, precision, device, timeout, kernelbench, declarations)
+    for note in plan.declared.notes():
+        typer.echo(f"kbsub gate: {note}", err=True)
     with tempfile.TemporaryDirectory() as nowhere:
         found = _run(plan, out or Path(nowhere) / "result.json")
     facts = {
@@ -45,6 +54,7 @@ def command(
         "precision": plan.precision,
         "provenance": plan.task.provenance,
         "device": plan.gpu or "cpu",
+        **({"declarations": str(declarations)} if declarations else {}),
     }
     _print(found, required)  # first: an answer that cannot be written is read all the same
     _write(found, required, facts, junit, json_)
@@ -59,11 +69,13 @@ def _plan(
     device: str,
     timeout: float,
     kernelbench: Path | None,
+    declarations: Path | None,
 ) -> Any:
     """The run's plan, as `kbsub eval` would make it; a wrong call ends with exit code 2."""
     from kbsub.adapters.checkout import CheckoutError, CheckoutMissing, find_checkout
     from kbsub.adapters.task import TaskError, resolve_task
     from kbsub.eval.commands.eval import _files
+    from kbsub.eval.declarations import DeclarationError, read_declared
     from kbsub.eval.gate import EXIT_USAGE
     from kbsub.eval.machine_facts import gpu_index, gpu_name
     from kbsub.eval.runner import Plan
@@ -82,10 +94,11 @@ def _plan(
     except CheckoutError as error:
         _stop(EXIT_USAGE, str(error))
     try:
+        files = _files(names, task)
         return Plan(
             task=resolve_task(task, kernelbench=checkout, precision=precision),
             task_text=task,
-            candidates=_files(names, task),
+            candidates=files,
             stages=tuple(name for name in STAGES if name in required),
             precision=precision,
             device=(device or "cuda") if gpu or device.startswith("cuda") else "cpu",
@@ -93,8 +106,9 @@ def _plan(
             timeout_s=timeout,
             host_executor=device == "cpu",
             gpu=gpu,
+            declared=read_declared(files, declarations),
         )
-    except TaskError as error:
+    except (TaskError, DeclarationError) as error:
         _stop(EXIT_USAGE, str(error))
 
 
@@ -103,7 +117,7 @@ def _run(plan: Any, out: Path) -> dict[str, Any]:
     from kbsub.adapters.candidate import cuda_source_of
     from kbsub.eval.gate import EXIT_USAGE, Answer, Check, answers
     from kbsub.eval.result import ResultError, row_key
-    from kbsub.eval.runner import declaration_for, read_source, run
+    from kbsub.eval.runner import run
 
     if plan.device != "cpu" and plan.gpu is None:
         missing = f"--device {plan.device}: the NVIDIA driver offers no such GPU; see kbsub doctor"
@@ -119,9 +133,10 @@ def _run(plan: Any, out: Path) -> dict[str, Any]:
         _stop(EXIT_USAGE, str(error))
     found = {}
     for row in rows:
-        declaration, wrong = declaration_for(row.file)
-        library_on_cpu = plan.device == "cpu" and cuda_source_of(read_source(row.file)[0]) is None
-        found[row.key] = answers(row.fields, declaration, plan.stages, library_on_cpu=library_on_cpu)
+        declaration, wrong = plan.declaration_for(row.file)
+        on_gpu = plan.device != "cpu"
+        library_on_cpu = not on_gpu and cuda_source_of(row.source) is None
+        found[row.key] = answers(row.fields, declaration, plan.stages, library_on_cpu=library_on_cpu, on_gpu=on_gpu)
         if wrong:
             found[row.key] = [*found[row.key], Check("declaration", Answer.FAIL, wrong)]
     return found

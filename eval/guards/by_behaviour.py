@@ -96,8 +96,7 @@ def parameters_mutated(rig: Rig) -> list[str]:
     own = pair.candidate.state_dict(keep_vars=True)
     before = {name: value.detach().clone() for name, value in own.items()}
     reference = {name: value.clone() for name, value in pair.reference.state_dict().items()}
-    with torch.no_grad():
-        pair.reference(*rig.inputs(0))
+    rig.expected(pair, rig.inputs(0))
     moving = {name for name, value in pair.reference.state_dict().items() if not torch.equal(value, reference[name])}
     for which, _, _ in _calls(rig, pair):
         for name, value in before.items():
@@ -126,9 +125,9 @@ def _require_plain(answer: torch.Tensor) -> None:
 def output_aliases_input(rig: Rig) -> list[str]:
     pair, inputs = rig.build(), rig.inputs(1)
     tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
-    with torch.no_grad():
-        if any(_overlap(pair.reference(*inputs), tensor) for tensor in tensors):
-            raise NotApplicable("the reference itself returns its input's memory")
+    own = rig.expected(pair, inputs)
+    if any(_overlap(own, tensor) for tensor in tensors):
+        raise NotApplicable("the reference itself returns its input's memory")
     answer = rig.call(pair, inputs)
     _require_plain(answer)
     return ["the output shares memory with an input"] if any(_overlap(answer, tensor) for tensor in tensors) else []
@@ -267,8 +266,7 @@ def tensor_subclass(rig: Rig) -> list[str]:
     answer = rig.raw_call(pair, inputs)
     if type(answer) is not torch.Tensor:
         return [f"the output is a {type(answer).__qualname__}, which may compute when it is looked at"]
-    with torch.no_grad():
-        expected = pair.reference(*inputs)
+    expected = rig.expected(pair, inputs)
     wanted = (expected.device, expected.dtype, expected.layout)
     got = (answer.device, answer.dtype, answer.layout)
     return [f"the output is {got}, the reference's {wanted}"] if got != wanted else []

@@ -18,7 +18,7 @@ HALF_OFFSET = 1024.0  # float16 counts in ones there, bfloat16 in eights: [0, 1)
 
 def _affine(pair: Pair, x: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor, eps: float) -> torch.Tensor:
     """The affine formula in float64 with statistics of one's choice and the pair's own gamma and beta."""
-    gamma, beta = (parameter.detach() for parameter in pair.truth.parameters())
+    gamma, beta = (parameter.detach() for parameter in pair.float64().parameters())
     return (x.double() - mean) / torch.sqrt(variance + eps) * gamma + beta
 
 

@@ -21,12 +21,14 @@ from kbsub.adapters.isolation import JudgeFailure, Status
 from kbsub.adapters.task import Modules, Task
 from kbsub.eval.guards.findings import NotApplicable
 from kbsub.eval.guards.watch import Watch, cuda_is_up
+from kbsub.eval.refusal import reference_asked, short_error
 
 SMALL = (6, 8)  # rows, and the longest normalised dimension, of the small shape used on a CPU
 NARROW = (64, 4)  # rows and width of the shape where N - 1 differs most from N
 # Guards look for gross faults: a probe's answer counts as right within this (in units of the true answer's rms).
 # Eager float32 stays below 0.07 on the hardest probe (offset 3e4, 4 million elements a row).
 LOOSE = 0.25
+_NO_FLOAT64 = "the task's own Model does not run in float64: {}"
 
 
 @dataclass
@@ -35,14 +37,22 @@ class Pair:
 
     reference: torch.nn.Module
     candidate: torch.nn.Module
-    truth: torch.nn.Module  # the reference in float64; follows `reference` only through `sync`
+    truth: torch.nn.Module | None  # the reference in float64; follows `reference` only through `sync`
+    no_truth: str = ""  # why there is none
 
     def sync(self) -> None:
         """Copy the reference's parameters to the candidate and to the float64 copy, in place."""
         with torch.no_grad():
             state = self.reference.state_dict()
             self.candidate.load_state_dict(state)
-            self.truth.load_state_dict(state)
+            if self.truth is not None:
+                self.truth.load_state_dict(state)
+
+    def float64(self) -> torch.nn.Module:
+        """The reference in float64. NotApplicable for one that cannot be widened."""
+        if self.truth is None:
+            raise NotApplicable(self.no_truth)
+        return self.truth
 
 
 class Rig:
@@ -54,7 +64,8 @@ class Rig:
         self.task, self.modules, self.model, self.watch = task, modules, model, watch
         self.device, self.dtype, self.calls = device, task.dtype, calls
         self.own_kernels = bool(modules.context.get("CUDA_SOURCE"))
-        self.init = modules.get_init_inputs()
+        with reference_asked(NotApplicable):
+            self.init = modules.get_init_inputs()
         self._shrunk = False
         self._inputs: dict[int, list[Any]] = {}
         self.norm = self._layer_norm()
@@ -94,7 +105,7 @@ class Rig:
     def inputs(self, seed: int) -> list[Any]:
         """Fresh copies of the task's own inputs for a seed; cut to the small shape where the rig is small."""
         if seed not in self._inputs:
-            with fork_rng():
+            with fork_rng(), reference_asked(NotApplicable):
                 torch.manual_seed(seed)
                 values = self.modules.get_inputs()
             if self._shrunk:
@@ -135,12 +146,13 @@ class Rig:
         arguments = self.task.cast(self.init if init is None else init, self.device)
         with fork_rng(), torch.no_grad():
             torch.manual_seed(42)
-            reference = self.modules.Model(*arguments).to(device=self.device, dtype=self.dtype)
+            with reference_asked(NotApplicable):
+                reference = self.modules.Model(*arguments).to(device=self.device, dtype=self.dtype)
             torch.manual_seed(42)
             # The constructor may draw its initial weights, so the generator is not compared here.
             with self.watch.candidate("the constructor", compare_rng=False):
                 candidate = self.model(*arguments).to(device=self.device, dtype=self.dtype)
-        pair = Pair(reference, candidate, copy.deepcopy(reference).double())
+        pair = Pair(reference, candidate, *_widened(reference))
         if set(reference.state_dict()) != set(candidate.state_dict()):
             return pair  # same seed, same constructor order: upstream relies on no more than that
         pair.sync()
@@ -155,6 +167,16 @@ class Rig:
         generator = torch.Generator().manual_seed(5)
         x = torch.randn(sizes, generator=generator).to(device=self.device, dtype=self.dtype)
         return self.build([self._like_init(shape)]), x
+
+    def expected(self, pair: Pair, inputs: list[Any]) -> torch.Tensor:
+        """The reference's own answer, under no_grad. NotApplicable where it has none: no candidate is to blame."""
+        with torch.no_grad(), reference_asked(NotApplicable):
+            answer = pair.reference(*inputs)
+        if not isinstance(answer, torch.Tensor):
+            raise JudgeFailure(
+                Status.NOT_RUN, f"guards judge tasks that return one tensor, not {type(answer).__name__}"
+            )
+        return answer
 
     def call(self, pair: Pair, inputs: list[Any], *, grad: bool = False) -> torch.Tensor:
         """One watched forward of the candidate, under no_grad (upstream's correctness trials) or not (its timed ones).
@@ -182,13 +204,12 @@ class Rig:
             for value in inputs
         ]
         self.require_repeatable()
+        model = pair.float64()
         try:
             with fork_rng(), torch.no_grad():
-                answer = pair.truth(*wide)
-        except RuntimeError as error:
-            raise NotApplicable(
-                f"the task's own Model does not run in float64: {str(error).splitlines()[0]}"
-            ) from error
+                answer = model(*wide)
+        except Exception as error:
+            raise NotApplicable(_NO_FLOAT64.format(short_error(error))) from error
         if not isinstance(answer, torch.Tensor):
             raise JudgeFailure(Status.NOT_RUN, "guards judge tasks that return one tensor")
         return answer
@@ -196,7 +217,7 @@ class Rig:
     @cached_property
     def reference_draws(self) -> bool:
         """Whether the task itself moves the global generator in forward (dropout): then a candidate may, too."""
-        with fork_rng(), torch.no_grad():
+        with fork_rng(), torch.no_grad(), reference_asked(NotApplicable):
             model = self.modules.Model(*self.task.cast(self.init, self.device)).to(device=self.device, dtype=self.dtype)
             inputs = self.inputs(0)
             before = _generators()
@@ -210,6 +231,14 @@ class Rig:
     def synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+
+def _widened(reference: torch.nn.Module) -> tuple[torch.nn.Module | None, str]:
+    """(a float64 copy, ""), or (None, why there is none): only the guards that need the truth go without it."""
+    try:
+        return copy.deepcopy(reference).double(), ""
+    except Exception as error:
+        return None, _NO_FLOAT64.format(short_error(error))
 
 
 def _generators() -> list[torch.Tensor]:

@@ -15,6 +15,7 @@ from kbsub.eval.guards import DEFAULT_CALLS, HOSTED_CALLS, by_behaviour, by_isol
 from kbsub.eval.guards.findings import REGISTER, Finding, NotApplicable
 from kbsub.eval.guards.rig import Rig
 from kbsub.eval.guards.watch import Watch
+from kbsub.eval.refusal import modules_of
 
 assert all((by_value, by_behaviour, by_isolation))  # importing them fills the register
 
@@ -30,7 +31,7 @@ def judge_candidate(payload: dict[str, Any], progress: Callable[[dict[str, Any]]
     if device.type == "cuda" and not torch.cuda.is_available():
         raise JudgeFailure(Status.NOT_RUN, "torch sees no GPU; on a machine without one use --device cpu")
     task = task_from_payload(payload)
-    modules = task.modules()
+    modules = modules_of(task)
     before = dict(modules.context)
     if device.type == "cuda":
         torch.cuda.init()  # type: ignore[no-untyped-call]  # before the watch looks at the CUDA generator and the open descriptors
@@ -46,7 +47,10 @@ def judge_candidate(payload: dict[str, Any], progress: Callable[[dict[str, Any]]
         adopt(modules.context, SMALL_LIMITS, HostExecutor(workers=1))
         model = modules.context["ModelNew"]
     calls = payload.get("guards_calls") or (HOSTED_CALLS if hosted else DEFAULT_CALLS)
-    rig = Rig(task, modules, model, watch, device, calls)
+    try:
+        rig = Rig(task, modules, model, watch, device, calls)
+    except NotApplicable as reason:
+        raise JudgeFailure(Status.NOT_RUN, str(reason)) from reason
     findings, checked, skipped = _run(rig, disabled, progress)
     return {
         "clean": not findings,
@@ -65,6 +69,8 @@ def _run(
     progress({"stage": "guard", "case": "exercise"})
     try:
         by_isolation.exercise(rig)
+    except NotApplicable as reason:  # without the reference's own answer there is nothing to hold a candidate to
+        raise JudgeFailure(Status.NOT_RUN, str(reason)) from reason
     except ValueError as refusal:
         raise JudgeFailure(Status.NOT_RUN, f"the candidate refuses the task's own input here: {refusal}") from refusal
     # Isolation last: its events are gathered while the others run.
@@ -89,6 +95,10 @@ def _run(
             messages = [f"forward raised {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"]
         checked.append(entry.name)
         findings += [Finding(entry.name, message) for message in dict.fromkeys(messages)]
+    if not checked:
+        raise JudgeFailure(
+            Status.NOT_RUN, f"no guard was asked, the first: {skipped[0]['guard']}: {skipped[0]['reason']}"
+        )
     return findings, checked, skipped
 
 
