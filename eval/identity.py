@@ -16,7 +16,7 @@ import torch
 
 from kbsub.adapters.candidate import cuda_source_of, load_candidate
 from kbsub.adapters.isolation import JudgeFailure, Status, is_out_of_memory
-from kbsub.adapters.task import SEED, Modules, Task, task_from_payload
+from kbsub.adapters.task import Modules, Task, task_from_payload
 from kbsub.eval.bitwise import judge_pair, repeated_hashes
 from kbsub.eval.declarations import identity_contradictions
 from kbsub.eval.identity_cases import (
@@ -36,9 +36,10 @@ from kbsub.eval.identity_cases import (
     mutation_of,
     steps,
 )
+from kbsub.eval.identity_generic import Refused, run_generic
 from kbsub.eval.identity_model import modelled_layer_norm
 from kbsub.eval.predicate import OFFICIAL_TOLERANCE
-from kbsub.eval.refusal import modules_of, reference_asked
+from kbsub.eval.refusal import modules_of
 
 Progress = Callable[[dict[str, Any]], None]
 Outputs = dict[str, torch.Tensor]
@@ -72,10 +73,6 @@ class Bench:
         else:
             x = INPUTS[name](shape, self.device)
         return x.to(self.task.dtype)
-
-
-class Refused(Exception):
-    """The task's own program has no answer here; the message says why."""
 
 
 class LayerNormPair:
@@ -275,44 +272,6 @@ def _captured(pair: LayerNormPair, x: torch.Tensor) -> Callable[[], Outputs]:
         return outputs
 
     return replay
-
-
-def run_generic(bench: Bench) -> Iterator[dict[str, Any]]:
-    """Any other task: its own Model, official inputs of three seeds, output only; weights seeded as upstream does."""
-    with reference_asked(Refused):
-        reference = _seeded(bench, bench.modules.Model, _init_inputs(bench))
-        arguments = _init_inputs(bench)
-    candidate = _seeded(bench, bench.candidate, arguments)
-    for seed in GROUPS[0].seeds:
-        label = {"name": f"official inputs, seed {seed}", "group": "official inputs", "seed": seed, "input": "official"}
-        yield label
-        try:
-            inputs, expected = _official_answer(bench, reference, seed)
-        except Refused as why:
-            yield {**label, "skipped": str(why)}
-            continue
-        yield {**label, **verdict({"output": expected}, {"output": candidate(*inputs)}, bench.tolerance)}
-
-
-def _init_inputs(bench: Bench) -> list[Any]:
-    torch.manual_seed(SEED)
-    return bench.task.cast(bench.modules.get_init_inputs(), bench.device)
-
-
-def _seeded(bench: Bench, build: Callable[..., Any], arguments: list[Any]) -> Any:
-    """A model built right after its constructor arguments were drawn, so that both sides draw the same weights."""
-    return build(*arguments).to(device=bench.device, dtype=bench.task.dtype)
-
-
-def _official_answer(bench: Bench, reference: Any, seed: int) -> tuple[list[Any], torch.Tensor]:
-    """(inputs of a seed, the reference's output); raises Refused where it has none."""
-    with reference_asked(Refused):
-        torch.manual_seed(seed)
-        inputs = bench.task.cast(bench.modules.get_inputs(), bench.device)
-        expected = reference(*inputs)
-    if not isinstance(expected, torch.Tensor):
-        raise Refused(f"the reference returns {type(expected).__name__}, not one tensor")
-    return inputs, expected
 
 
 def open_bench(payload: dict[str, Any]) -> Bench:

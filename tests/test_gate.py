@@ -26,13 +26,16 @@ BAD = {"official": {"compiled": True, "correctness": False, "trials": "(0 / 5)",
 NO_VERDICT = {"official": {"compiled": None, "correctness": None, "trials": None, "metadata": {}}}
 ON_CPU = {"official": None, "reason": "a local check on the CPU, not an official verdict"}
 
-EQUAL = {"bit_identity": {"identical": 56, "total": 56, "reference": "native on cuda", "cases": []}}
-UNEQUAL = {"bit_identity": {"identical": 55, "total": 56, "reference": "native on cuda", "cases": []}}
+ON_CUDA = {"reference": "native on cuda", "device": "cuda", "cases": []}
+EQUAL = {"bit_identity": {"identical": 56, "total": 56, **ON_CUDA}}
+UNEQUAL = {"bit_identity": {"identical": 55, "total": 56, **ON_CUDA}}
+NO_DEVICE = {"bit_identity": {"identical": 56, "total": 56, "reference": "native on cuda", "cases": []}}
 CONTRADICTED = {"bit_identity": {**EQUAL["bit_identity"], "contradictions": ["repeated runs gave 2 different results"]}}
-EQUAL_HOSTED = {"bit_identity": {**EQUAL["bit_identity"], "reference": "model of native's order (host executor)"}}
-UNEQUAL_HOSTED = {"bit_identity": {**UNEQUAL["bit_identity"], "reference": "model of native's order (host executor)"}}
-EQUAL_CPU = {"bit_identity": {**EQUAL["bit_identity"], "reference": "native on cpu"}}
-NO_CASE = {"bit_identity": {"identical": 0, "total": 0, "reference": "native on cuda", "cases": []}}
+HOSTED = {"reference": "model of native's order (host executor)", "device": "cpu"}
+EQUAL_HOSTED = {"bit_identity": {**EQUAL["bit_identity"], **HOSTED}}
+UNEQUAL_HOSTED = {"bit_identity": {**UNEQUAL["bit_identity"], **HOSTED}}
+EQUAL_CPU = {"bit_identity": {**EQUAL["bit_identity"], "reference": "native on cpu", "device": "cpu"}}
+NO_CASE = {"bit_identity": {"identical": 0, "total": 0, **ON_CUDA}}
 
 
 def stress(**classes: str) -> dict[str, Any]:
@@ -84,7 +87,10 @@ CASES = [
     ("identity", OK, EQUAL, DIFFERS, F, "declared to differ"),
     ("identity", OK, UNEQUAL, SKIPS, P, "nothing is claimed"),
     ("identity", OK, CONTRADICTED, IDENTICAL, F, "2 different results"),
-    ("identity", OK, EQUAL_HOSTED, IDENTICAL, P, "model of native's order"),
+    # The model of native's order can convict on a CPU; that no case differs is for a GPU to say.
+    ("identity", OK, EQUAL_HOSTED, IDENTICAL, U, "model of native's order"),
+    ("identity", OK, EQUAL_HOSTED, {}, U, "promised against native on CUDA"),
+    ("identity", OK, NO_DEVICE, IDENTICAL, U, "promised against native on CUDA"),  # no judge of ours leaves that out
     ("identity", OK, UNEQUAL_HOSTED, IDENTICAL, F, "55/56"),
     ("identity", OK, EQUAL_HOSTED, DIFFERS, U, "promised against native on CUDA"),
     ("identity", OK, EQUAL_CPU, IDENTICAL, U, "native on cpu"),
@@ -147,6 +153,20 @@ def test_a_library_file_on_a_cpu_ran_other_kernels_than_it_declares(
 ) -> None:
     given = answers({**found, "stages": {check: OK}}, declaration, [check], library_on_cpu=True)
     assert {c.name: c.answer for c in given}[check] is answer
+
+
+CLAIMS = [  # check, a record that only a GPU could have made, what is said of it in a run without one
+    ("official", GOOD, "upstream's evaluator"),
+    ("identity", EQUAL, "made on cuda"),
+    ("identity", NO_DEVICE, "made on native on cuda"),
+    ("stress", {"stress": {**stress(zero_initial="pass")["stress"], "device": "cuda"}}, "made on cuda"),
+]
+
+
+@pytest.mark.parametrize(("check", "found", "words"), CLAIMS)
+def test_a_record_that_claims_a_gpu_where_there_was_none_fails(check: str, found: dict, words: str) -> None:
+    given = {c.name: c for c in answers({**found, "stages": {check: OK}}, {}, [check], on_gpu=False)}[check]
+    assert given.answer is Answer.FAIL and words in given.words, given
 
 
 def test_a_required_check_that_did_not_run_is_not_certified() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from kbsub.adapters.isolation import Outcome, Status
 from kbsub.eval import shared_stages
-from kbsub.eval.shared_stages import SHARED, SharedStages
+from kbsub.eval.shared_stages import SHARED, SHARES, SharedStages
 from kbsub.eval.stress_batch import MAX_CRASHES, Finished, run_batch
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -99,7 +99,7 @@ def test_a_candidate_that_hangs_is_waited_for_once():
     assert found["good"].status is Status.OK and len(found["good"].rows) == 3
 
 
-def test_a_run_asks_once_for_its_declared_candidates_and_apart_for_others(monkeypatch):
+def test_a_run_asks_once_for_this_repositorys_candidates_and_apart_for_others(monkeypatch):
     batches = []
 
     def fake(candidates, common, **_):
@@ -108,9 +108,9 @@ def test_a_run_asks_once_for_its_declared_candidates_and_apart_for_others(monkey
         return {each["stem"]: Finished(each["stem"], Status.OK, rows=[row]) for each in candidates}
 
     monkeypatch.setattr(shared_stages, "run_batch", fake)
-    mine = [{**candidate(stem, ""), "declaration": {"contract": "tolerance"}, "device": "cpu"} for stem in "ab"]
+    mine = [{**candidate(stem, ""), SHARES: True, "device": "cpu"} for stem in "ab"]
     stages = SharedStages(lambda: mine, ("stress", "oracle"), 10.0, {})
-    other = {**candidate("other", ""), "declaration": {}, "device": "cpu"}
+    other = {**candidate("other", ""), SHARES: False, "declaration": {"contract": "tolerance"}, "device": "cpu"}
     outcomes = [stages.outcome(name, each, print) for each in (mine[0], other, mine[1]) for name in SHARED]
     assert batches == [["a", "b"], ["other"]]
     assert [outcome.status for outcome in outcomes] == [Status.OK] * 6
@@ -127,7 +127,7 @@ def test_a_file_edited_since_is_run_again_alone(monkeypatch):
         return {each["stem"]: Finished(each["stem"], Status.OK, rows=[row]) for each in candidates}
 
     monkeypatch.setattr(shared_stages, "run_batch", fake)
-    declared = {"declaration": {"contract": "tolerance"}, "device": "cpu"}
+    declared = {SHARES: True, "device": "cpu"}
     stages = SharedStages(lambda: [{**candidate(stem, "old"), **declared} for stem in "ab"], ("stress",), 10.0, {})
     for stem, text in (("a", "old"), ("b", "new"), ("b", "new")):
         stages.outcome("stress", {**candidate(stem, text), **declared}, print)
