@@ -1,5 +1,6 @@
-"""A candidates.toml beside somebody's own file is that person's word, and lowers nothing; what the caller vouches for and
-what this repository declares of its own files counts, as it was when the call began.
+"""A candidates.toml beside somebody's own file is that person's word, and lowers nothing.
+
+What this repository declares of its own files counts, and what the caller vouches for, as it was when the call began.
 """
 
 from __future__ import annotations
