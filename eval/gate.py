@@ -14,7 +14,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from kbsub.adapters.isolation import Status
-from kbsub.eval.stress_records import declared_stress, unexpected
+from kbsub.eval.refusal import REFERENCE_REFUSES
+from kbsub.eval.stress_records import declared_stress, no_verdict, unexpected
 
 CHECKS = ("official", "identity", "stress", "oracle", "guards")
 EXIT_PASS, EXIT_FAIL, EXIT_USAGE, EXIT_UNCERTIFIED = 0, 1, 2, 3
@@ -165,6 +166,10 @@ def _stress(fields: Fields, declaration: Mapping[str, Any]) -> tuple[Answer, str
     words += " (equal_nan=True)"
     if not ran:
         return Answer.UNCERTIFIED, "no case could be run here"
+    if why := no_verdict("stress", rows):
+        return Answer.UNCERTIFIED, why
+    if refused := sum(str(row.get("reason", "")).startswith(REFERENCE_REFUSES) for row in rows):
+        words += f"; {refused} cases skipped because {REFERENCE_REFUSES}"
     declared, elsewhere = _runnable(declared_stress(declaration, str(fields.get("precision", "fp32"))), rows, ran)
     if elsewhere:
         words += f"; cases of {', '.join(elsewhere)} cannot be run here"

@@ -44,6 +44,11 @@ def stress(**classes: str) -> dict[str, Any]:
     }
 
 
+def reference_refuses(name: str) -> dict[str, Any]:
+    refused = {"name": name, "class": "skipped", "reason": "the reference refuses it: no"}
+    return {"stress": {"passed": 1, "skipped": 1, "cases": [{"name": "zero/initial", "class": "pass"}, refused]}}
+
+
 def oracle(**case: Any) -> dict[str, Any]:
     usual = {
         "reference_max_abs": 1e-6,
@@ -115,6 +120,8 @@ CASES = [
     ("stress", OK, stress(zero_initial="pass"), CONTROL, F, "declared a control, but fails no case"),
     ("stress", OK, stress(normal_initial="fail"), CONTROL, P, "as a control does"),
     ("stress", OK, stress(zero_initial="skipped"), {}, U, "no case could be run"),
+    ("stress", OK, reference_refuses("normal/random/eps0"), {}, P, "1 cases skipped because the reference refuses it"),
+    ("stress", OK, reference_refuses("official/initial/eps1e-05"), {}, U, "the reference refuses it: no"),
     ("oracle", OK, oracle(), {}, P, "1/1"),
     ("oracle", OK, oracle(candidate_allclose=False, nearer="reference"), {}, F, "normal/initial"),
     ("oracle", OK, oracle(candidate_allclose=False, reference_allclose=False), {}, P, ""),  # native is no better
