@@ -253,3 +253,21 @@ def test_a_batch_whose_reference_never_answers_is_not_run() -> None:
     found = run_batch([{"stem": "mine"}], {}, timeout_s=1, runner=runner)["mine"]
     assert found.status is Status.NOT_RUN and REFERENCE_REFUSES in found.message
     assert found.stress["skipped"] == 1
+
+
+def test_a_reference_that_breaks_the_device_costs_nobody_a_failed_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a sticky CUDA error of the reference's the process is over; the case is said to be refused, not failed."""
+
+    def broken(device: Any, error: BaseException) -> None:
+        raise stress.Broken(f"{error}; the CUDA context is unusable after it")
+
+    monkeypatch.setattr(stress, "_still_usable", broken)
+    sent: list[dict[str, Any]] = []
+    with pytest.raises(JudgeFailure, match="unusable") as caught:
+        only = ["normal/random/eps0"]
+        stress.judge({**payload(task_of(tmp_path, {}), HONEST), "only": only}, sent.append)
+    assert caught.value.status is Status.CRASHED
+    (row,) = [event["row"] for event in sent if "row" in event]
+    assert row["class"] == SKIPPED and row["reason"].startswith(REFERENCE_REFUSES), row
