@@ -21,7 +21,9 @@ from kbsub.adapters.isolation import Status
 UPSTREAM_METHODS = ("cuda_event", "do_bench", "do_bench_impl", "host_time")
 GRAPH_REPLAY = "graph_replay"
 MOST_SAMPLES = 400  # of one upstream method of one program in a result file
-CPU_REHEARSAL = "cpu_rehearsal"  # what the same rounds are called on a CPU: never comparable with graph_replay
+# What the same rounds are called on a CPU: never comparable with the replays of a GPU, nor with each other.
+CPU_REHEARSAL = "cpu_rehearsal"  # of graph_replay
+COLD_CPU_REHEARSAL = "cold_cpu_rehearsal"  # of cold_replay
 METHODS = (GRAPH_REPLAY, *UPSTREAM_METHODS)  # what --methods all means
 COLD_REPLAY = "cold_replay"  # graph replay over a ring of buffers larger than the L2 (eval/ring.py), where asked for
 REPLAYS = (GRAPH_REPLAY, COLD_REPLAY)  # made here; the others are upstream's
@@ -118,6 +120,7 @@ def replay_rounds(
     protocol: TimingProtocol,
     guard: Guard,
     out_of_time: Callable[[], bool] = lambda: False,
+    method: str = GRAPH_REPLAY,
 ) -> Series:
     """Graph replay: each round loads new input contents, then times every program once, in that round's order.
 
@@ -144,10 +147,10 @@ def replay_rounds(
                 sample_ms = machine.elapsed_ms(program.replay, protocol.replays) / protocol.replays
                 complaint = scene.check(name, program.output(), shown)
                 if complaint:
-                    raise Dropped(Status.INCORRECT_NUMERICAL, f"{GRAPH_REPLAY}, round {index}: {complaint}")
+                    raise Dropped(Status.INCORRECT_NUMERICAL, f"{method}, round {index}: {complaint}")
                 return sample_ms
 
-            kept, value = guard(name, f"{GRAPH_REPLAY} round {index}", sample)
+            kept, value = guard(name, f"{method} round {index}", sample)
             if kept:
                 series.samples[name].append(value)
             else:
