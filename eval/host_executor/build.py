@@ -32,7 +32,6 @@ HEADERS = HERE / "include"
 RUNTIME_SOURCES = ("launch.cpp", "blocks.cpp", "device.cpp", "faults.cpp")
 CACHE_VARIABLE = "KBSUB_HOST_CACHE"  # another folder for compiled kernels, for tests and read-only homes
 
-LOCK = ".lock"  # the cache's own, beside its entries
 MAX_CACHED = 300  # builds of about 100 KB
 COMMON_FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-ffp-contract=off", "-fno-math-errno", "-fcf-protection=none")
 KERNEL_FLAGS = (
@@ -176,8 +175,12 @@ def _compile(stem: str, files: dict[str, str], flags: Sequence[str], sources: Se
 
 
 def _locked(cache: Path) -> FileLock:
-    """Held while entries of the cache are put in, taken or removed (never while something is compiled)."""
-    return FileLock(cache / LOCK)
+    """Held while entries of the cache are put in, taken or removed (never while something is compiled).
+
+    It lies in the machine's temporary folder: a home on a network may know no locks.
+    """
+    name = hashlib.sha256(str(cache.resolve()).encode()).hexdigest()[:24]
+    return FileLock(Path(tempfile.gettempdir()) / f"kbsub-host-{name}.lock")
 
 
 def _taken(final: Path, stem: str) -> bool:
@@ -200,8 +203,7 @@ def _prune(folder: Path) -> None:
     entries: list[tuple[float, Path]] = []
     for entry in folder.iterdir():
         with contextlib.suppress(FileNotFoundError):
-            if entry.name != LOCK:
-                entries.append((entry.stat().st_mtime, entry))
+            entries.append((entry.stat().st_mtime, entry))
     for used, entry in sorted(entries)[: max(0, len(entries) - MAX_CACHED)]:
         if used < time.time() - 3600:
             shutil.rmtree(entry, ignore_errors=True)
