@@ -144,7 +144,9 @@ def test_where_the_estimate_cannot_be_had_the_run_goes_on(tmp_path, monkeypatch,
 
 # ---- whole commands: nothing of this size is ever drawn ----
 
-CANDIDATE = "import torch\n\n\nclass ModelNew(torch.nn.Module):\n    def forward(self, x):\n        return x.clamp(min=0)\n"
+CANDIDATE = (
+    "import torch\n\n\nclass ModelNew(torch.nn.Module):\n    def forward(self, x):\n        return x.clamp(min=0)\n"
+)
 
 
 @pytest.fixture

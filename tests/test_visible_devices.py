@@ -62,7 +62,7 @@ def test_each_worker_is_given_one_of_the_callers_gpus(gpus, text, there, given):
 
 TOO_MANY = [
     (3, "4,5", 2, 'CUDA_VISIBLE_DEVICES="4,5" shows 2 GPUs (4, 5); write --gpus 2 or fewer'),
-    (2, "0,7", 1, 'shows 1 GPU (0); write --gpus 1 or fewer'),  # this machine has no 7
+    (2, "0,7", 1, "shows 1 GPU (0); write --gpus 1 or fewer"),  # this machine has no 7
     (2, None, 1, "this machine shows 1 GPU; write --gpus 1 or fewer"),
     (2, "", 0, "shows 0 GPUs; no GPU can be used"),
     (2, "-1", None, "shows 0 GPUs; no GPU can be used"),
@@ -116,9 +116,11 @@ def clustered(tmp_path_factory):
     pytest.importorskip("distributed", reason="distributed: pip install 'kb-submissions[cluster]'")
     script = tmp_path_factory.mktemp("cluster") / "script.py"
     # No driver is asked: these names exist nowhere.
-    script.write_text(CLUSTER.replace("import logging", "import kbsub.eval.cluster as c, logging", 1).replace(
-        "if __name__", "c.gpu_count = lambda: None\nif __name__", 1
-    ))
+    script.write_text(
+        CLUSTER.replace("import logging", "import kbsub.eval.cluster as c, logging", 1).replace(
+            "if __name__", "c.gpu_count = lambda: None\nif __name__", 1
+        )
+    )
     variables = {**os.environ, "CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}
     done = subprocess.run([sys.executable, str(script)], env=variables, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -166,5 +168,3 @@ def test_the_module_that_is_missing_is_named(monkeypatch, package):
     with pytest.raises(BatchError) as caught:
         cluster.require_distributed()
     assert MISSING[package] in str(caught.value)
-
-

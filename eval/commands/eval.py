@@ -156,7 +156,12 @@ class _Show:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
         self.console, self.plan = console, plan
-        columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
+        columns = (
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.description}", markup=False),
+        )
         self.progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         self.bar = self.progress.add_task("", total=len(plan.candidates))
 
