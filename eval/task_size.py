@@ -1,8 +1,8 @@
 """Whether a task fits this machine at all, found out without drawing its inputs, and said before anything is run.
 
 One small child a run executes the reference program on torch's "meta" device, where a tensor has a shape and no memory.
-What comes out is a lower bound: inputs, parameters and one output, each once in the task's precision. So nothing is
-refused that would have fit; where the bound cannot be had, everything goes on as if nobody had asked. Knows no candidate.
+What comes out is a lower bound: inputs, parameters and one output, each once in the task's precision. Nothing that
+would have fit is refused; where the bound cannot be had, everything goes on as if nobody had asked. Knows no candidate.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _outputs(model: Any, inputs: list[Any]) -> list[Any]:
             output = model(*inputs)
     except Exception:
         return []
-    return [each for each in (output if isinstance(output, (tuple, list)) else [output])]
+    return list(output) if isinstance(output, (tuple, list)) else [output]
 
 
 def _elements(values: list[Any], seen: set[int]) -> int:
@@ -134,10 +134,10 @@ def most_bytes(source: str) -> float:
         return math.inf
     if any(isinstance(node, (ast.Pow, ast.LShift)) for node in nodes):
         return math.inf
-    numbers = [node.value for node in nodes if isinstance(node, ast.Constant) and type(node.value) in (int, float)]
     product = 8.0
-    for number in numbers:
-        product *= max(abs(float(number)), 1.0) if abs(number) < 1e30 else math.inf
+    for node in nodes:
+        if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
+            product *= max(float(abs(node.value)), 1.0) if abs(node.value) < 1e30 else math.inf
     return product
 
 

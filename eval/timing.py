@@ -129,7 +129,8 @@ def replay_rounds(
 
     A sample is the time of `replays` replays between two events, divided by their number. The device is idle before
     the first event; the output is overwritten with NaN before it and checked after the last; in some rounds one more
-    replay, not timed, shows that the program computes (kbsub.eval.stale). When the time is up, the run ends after a whole round, so that the samples stay paired.
+    replay, not timed, shows that the program computes (kbsub.eval.stale). When the time is up, the run ends after a
+    whole round, so that the samples stay paired. method: what messages call these rounds.
     """
     series = Series({name: [] for name in captured}, list(captured))
     started = time.monotonic()
