@@ -205,8 +205,9 @@ def _fetch_locked(source: str, target: Path, pin: str, silence_s: float, say: Ca
                 raise
             replaced = str(error).split(". Mend it with")[0]
     prefix = f".{target.name}.fetch-"
-    for left_over in target.parent.glob(f"{prefix}*"):  # of a fetch that was killed: we hold the lock
-        shutil.rmtree(left_over, ignore_errors=True)
+    for left_over in target.parent.iterdir():  # no glob: a folder may be called "kb[1]"
+        if left_over.name.startswith(prefix):  # of a fetch that was killed: we hold the lock
+            shutil.rmtree(left_over, ignore_errors=True)
     draft = Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
     try:
         tree = draft / "tree"

@@ -180,6 +180,8 @@ def run_isolated(
         order.seek(0)
         # Safe path: the working directory is not importable in the child, as it is not in the `kbsub` command itself.
         variables = {**os.environ, **(env or {}), _RUN_VARIABLE: token, "PYTHONSAFEPATH": "1"}
+        # What a candidate prints goes into a log of UTF-8: whatever the terminal's encoding, a print must not fail.
+        variables["PYTHONIOENCODING"] = "utf-8:backslashreplace"
         interpreter = [sys.executable, "-u", "-X", "faulthandler"]
         command = [*interpreter, "-m", "kbsub.adapters.isolation", str(send), str(os.getpid())]
         try:

@@ -155,9 +155,27 @@ def read_row(path: Path) -> dict[str, Any] | None:
 
 def judge(job: Job, isolate: Callable[..., Outcome] = run_isolated) -> dict[str, Any]:
     """The row of one job, judged in a child process on this machine. Whatever the candidate does, a row comes back."""
-    outcome = isolate(job.settings.target, _payload(job), timeout_s=job.settings.timeout_s)
+    payload = _payload(job)
+    problem = _too_large(job, payload["kernelbench"])
+    if problem:
+        outcome = Outcome(Status.NOT_RUN, None, problem, "", 0.0)
+    else:
+        outcome = isolate(job.settings.target, payload, timeout_s=job.settings.timeout_s)
     # Asked here, in the process whose environment the judge had: a worker of a cluster sees one GPU of several.
     return {**row_of(job, outcome), "gpu_uuid": gpu_uuid(gpu_index(job.settings.device))}
+
+
+def _too_large(job: Job, kernelbench: str | None) -> str | None:
+    """Why this machine cannot hold the job's task; None where it can, or where the judge is to say what is wrong."""
+    from kbsub.adapters.task import TaskError, resolve_task
+    from kbsub.eval.task_size import too_large
+
+    checkout = Path(kernelbench) if kernelbench else None
+    try:
+        task = resolve_task(job.task, kernelbench=checkout, precision=job.settings.precision)
+    except TaskError:
+        return None
+    return too_large(task, job.task, kernelbench, job.settings.device).get("official")
 
 
 def _payload(job: Job) -> dict[str, Any]:

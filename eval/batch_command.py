@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kbsub.adapters.isolation import Status
-from kbsub.eval.batch import Batch, Run, Settings, evaluate, prepare, run_here, summary_paths
+from kbsub.eval.batch import Batch, BatchError, Run, Settings, evaluate, prepare, run_here, summary_paths
 from kbsub.eval.result import write_json_atomic
 
 SHOWN_FAILURES = 20
@@ -77,6 +77,11 @@ def _total(batch: Batch) -> int:
 def _runner(stack: ExitStack, batch: Batch, gpus: int, scheduler: str | None, workers: int | None) -> Run:
     if not batch.jobs or (scheduler is None and gpus <= 1 and not workers):
         return run_here
+    if scheduler is None and gpus > 1 and ":" in batch.settings.device:
+        raise BatchError(
+            f"--device {batch.settings.device} names one GPU and --gpus {gpus} asks for several: leave --device away; "
+            "which GPUs are used is said with CUDA_VISIBLE_DEVICES"
+        )
     from kbsub.eval import cluster
 
     if scheduler is not None:

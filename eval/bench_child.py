@@ -26,6 +26,7 @@ from kbsub.eval.machine import CpuMachine, CudaMachine, machine_for
 from kbsub.eval.ring import Ring, RingProgram
 from kbsub.eval.scene import BenchScene
 from kbsub.eval.timing import (
+    COLD_CPU_REHEARSAL,
     COLD_REPLAY,
     CPU_REHEARSAL,
     GRAPH_REPLAY,
@@ -293,8 +294,10 @@ class SceneRun:
             kept, value = self._guard(name, "capture of", capture)
             if kept:
                 captured[name] = value
-        series = replay_rounds(captured, self.machine, self.scene, self.protocol, self._guard, self._out_of_time)
         method = GRAPH_REPLAY if self.machine.graphs else CPU_REHEARSAL
+        series = replay_rounds(
+            captured, self.machine, self.scene, self.protocol, self._guard, self._out_of_time, method
+        )
         self._store(method, series, lambda name, samples: replay_statistics(samples, self.protocol))
 
     def _cold_replay(self) -> None:
@@ -312,10 +315,10 @@ class SceneRun:
             if kept:
                 captured[name] = value
         once = replace(self.protocol, replays=1, warmups=RING_WARMUPS)
-        series = replay_rounds(captured, self.machine, ring, once, self._guard, self._out_of_time)
+        method = COLD_REPLAY if self.machine.graphs else COLD_CPU_REHEARSAL
+        series = replay_rounds(captured, self.machine, ring, once, self._guard, self._out_of_time, method)
         for samples in series.samples.values():
             samples[:] = [sample / ring.size for sample in samples]
-        method = COLD_REPLAY if self.machine.graphs else CPU_REHEARSAL
         self._store(method, series, lambda _, samples: {**replay_statistics(samples, once), "ring": ring.size})
 
     def _upstream(self, method: str, function: Callable[..., list[float]]) -> None:

@@ -12,6 +12,7 @@ import sys
 import typer
 
 import kbsub.eval.commands as commands
+from kbsub.eval.console import accept_any_encoding
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Judge KernelBench candidates.")
 
@@ -29,6 +30,7 @@ for module in pkgutil.iter_modules(commands.__path__):
 
 def main() -> None:
     """Entry point of the `kbsub` command. A file or folder that cannot be used is exit code 2 and a sentence."""
+    accept_any_encoding()
     try:
         app()
     except OSError as error:  # read-only folders, full disks; with no file named it is a mistake of ours

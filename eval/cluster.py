@@ -6,6 +6,8 @@ No scheduler of our own: queueing, retries on another worker and lost connection
 
 from __future__ import annotations
 
+import logging
+import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,23 +15,60 @@ from typing import Any
 
 from kbsub.adapters.isolation import Outcome, Status
 from kbsub.eval.batch import BatchError, Job, judge, row_of
+from kbsub.eval.machine_facts import gpu_count
+from kbsub.eval.visible_devices import VARIABLE, DevicesError, devices_for
 
 RESOURCE = "GPU"
 # Deaths of its worker that a row survives (dask's own default, named here because rows depend on it).
 LOST_WORKERS = 3
+# What dask may write on the console between the rows: errors. Its twenty lines a worker about starting hide the rows.
+LOG_LEVEL = logging.ERROR
+LOG_VARIABLE = "DASK_LOGGING__DISTRIBUTED"  # dask's own way to set the level of its logger "distributed"
 
 
 def require_distributed() -> None:
-    """BatchError, with the command, when the extra is not installed."""
+    """BatchError, with the command, when the extra is not installed; it names the module that is missing.
+
+    dask.distributed may be there while something that it needs itself (tornado, msgpack) is not.
+    """
     try:
         import distributed  # noqa: F401
     except ModuleNotFoundError as error:
-        raise BatchError("several GPUs need dask.distributed: pip install 'kb-submissions[cluster]'") from error
+        missing = "" if error.name == "distributed" else f", which cannot be imported: {error}"
+        raise BatchError(
+            f"several GPUs need dask.distributed{missing}; install it with: pip install 'kb-submissions[cluster]'"
+        ) from error
 
 
-def gpu_environments(gpus: Sequence[int | str]) -> list[dict[str, str]]:
-    """The environment of each local worker: it sees one GPU, as its number 0."""
-    return [{"CUDA_VISIBLE_DEVICES": str(gpu)} for gpu in gpus]
+def gpu_environments(gpus: Sequence[int]) -> list[dict[str, str]]:
+    """The environment of each local worker: it sees one GPU, as its number 0.
+
+    gpus: positions among the GPUs that this process may use itself, so that CUDA_VISIBLE_DEVICES=4,5 and positions 0
+    and 1 give 4 and 5. BatchError, in words, when there are not as many.
+    """
+    try:
+        visible = devices_for(max(gpus, default=-1) + 1, os.environ, gpu_count())
+    except DevicesError as error:
+        raise BatchError(str(error)) from error
+    return [{VARIABLE: visible[gpu]} for gpu in gpus]
+
+
+@contextmanager
+def _quiet_workers(config: Mapping[str, Any]) -> Iterator[None]:
+    """Worker processes started meanwhile, also those that a nanny restarts, write no more than dask's errors.
+
+    dask sets its loggers up while it is imported, before a worker knows any option of ours: only an environment
+    variable comes in time. A person's own logging settings stay as they are.
+    """
+    own = LOG_VARIABLE in os.environ or {"logging", "logging-file-config"} & {*config, *config.get("distributed", {})}
+    if own:
+        yield
+        return
+    os.environ[LOG_VARIABLE] = logging.getLevelName(LOG_LEVEL).lower()
+    try:
+        yield
+    finally:
+        os.environ.pop(LOG_VARIABLE, None)
 
 
 @contextmanager
@@ -48,8 +87,9 @@ def local_client(environments: Sequence[Mapping[str, str]]) -> Iterator[Any]:
     }
     scheduler = {"cls": Scheduler, "options": {"dashboard": False, "host": "127.0.0.1", "port": 0}}
     with (
+        _quiet_workers(dask.config.config),
         dask.config.set({"distributed.scheduler.allowed-failures": LOST_WORKERS}),
-        SpecCluster(workers=workers, scheduler=scheduler, silence_logs=50) as cluster,
+        SpecCluster(workers=workers, scheduler=scheduler, silence_logs=LOG_LEVEL) as cluster,
         Client(cluster) as client,
     ):
         yield client

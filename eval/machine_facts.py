@@ -57,6 +57,16 @@ def gpu_uuid(index: int | None = 0) -> str | None:
     return str(uuid.UUID(bytes=bytes(number)))
 
 
+def gpu_count() -> int | None:
+    """How many GPUs the NVIDIA driver offers to this process (CUDA_VISIBLE_DEVICES counts); None without a driver."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    count = ctypes.c_int()
+    return 0 if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) else count.value
+
+
 def _gpu(index: int | None) -> tuple[ctypes.CDLL, ctypes.c_int] | None:
     """(the driver library, its handle of a GPU), or None without either; index None is no GPU."""
     if index is None:

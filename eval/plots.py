@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -149,22 +150,34 @@ def stored_digest(path: Path) -> str | None:
 
 def draw(data: Data, paint: Callable[[Any, Data], None], path: Path, size: tuple[float, float]) -> None:
     """Draw on a card of its own and write the PNG atomically, the data's digest inside it."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    matplotlib = _matplotlib()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
     style = {"font.size": 10, "text.color": INK, "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK}
     with matplotlib.rc_context({**style, "axes.edgecolor": INK, "hatch.linewidth": 0.6}):
-        figure = pyplot.figure(figsize=size, facecolor=CARD, layout="constrained")
-        try:
-            paint(figure, data)
-            # Software is matplotlib's own version by default, which would change the file for no reason.
-            facts = {DIGEST_KEY: data_digest(data), "Software": None}
-            kind = path.suffix.removeprefix(".")  # the draft's own name does not say
-            replace_atomic(path, lambda draft: figure.savefig(draft, format=kind, dpi=150, metadata=facts))
-        finally:
-            pyplot.close(figure)
+        figure = Figure(figsize=size, facecolor=CARD, layout="constrained")
+        FigureCanvasAgg(figure)
+        paint(figure, data)
+        # Software is matplotlib's own version by default, which would change the file for no reason.
+        facts = {DIGEST_KEY: data_digest(data), "Software": None}
+        kind = path.suffix.removeprefix(".")  # the draft's own name does not say
+        replace_atomic(path, lambda draft: figure.savefig(draft, format=kind, dpi=150, metadata=facts))
+
+
+def _matplotlib() -> Any:
+    """The package, whatever MPLBACKEND says: pictures are drawn by Agg into files, no backend is ever asked.
+
+    A notebook leaves MPLBACKEND=module://matplotlib_inline... to the processes it starts, where that module may be
+    missing; a name that matplotlib does not know ends its import.
+    """
+    wanted = os.environ.pop("MPLBACKEND", None)
+    try:
+        import matplotlib
+    finally:
+        if wanted is not None:
+            os.environ["MPLBACKEND"] = wanted
+    return matplotlib
 
 
 def _axes(figure: Any, data: Data) -> Any:

@@ -68,3 +68,7 @@ class Ring:
                 kept.copy_(original)
                 complaint = complaint or "it changed its input"
         return complaint
+
+    def check_changed(self, name: str, program: Any, set_index: int, seed: int) -> str | None:
+        """As BenchScene.check_changed, of the watched buffer."""
+        return self.scene.changed(name, program, self.buffers[self.watched], set_index, seed)

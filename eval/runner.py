@@ -11,7 +11,7 @@ import importlib.util
 import io
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ from kbsub.eval.result import (
 )
 from kbsub.eval.shared_stages import SHARED, SHARES, SharedStages
 from kbsub.eval.stages import ENDS_THE_ROW, HONEST, STAGES, Stage
+from kbsub.eval.task_size import too_large
 
 ENVIRONMENT_TARGET = "kbsub.adapters.environment:judge"
 
@@ -64,6 +65,7 @@ class Plan:
     full: bool = False
     gpu: str | None = None
     declared: Declared | None = None
+    too_large: Mapping[str, str] = field(default_factory=dict)  # stage -> why this machine cannot hold it
 
     def __post_init__(self) -> None:
         if self.declared is None:
@@ -121,6 +123,8 @@ def run(plan: Plan, out: Path, report: Report, finished: Callable[[Row], None]) 
     result: Result | None = None
     there = read_result(out) if out.exists() else None  # before any candidate can touch it
     own: set[str] = set()
+    checkout = str(plan.kernelbench) if plan.kernelbench else None
+    plan = replace(plan, too_large=too_large(plan.task, plan.task_text, checkout, plan.device))
     commit = environment.project_commit()
     shared = SharedStages(
         functools.partial(_declared_payloads, plan), plan.stages, plan.timeout_s, _child_variables(plan)
@@ -259,6 +263,9 @@ def _reason_not_to_run(plan: Plan, row: Row, stage: Stage, source: str, declarat
     if plan.device == "cpu" and needs and not plan.host_executor:
         way_out = "; --device cpu runs its kernels on the host" if needs == "CUDA_SOURCE" else ""
         return f"needs an NVIDIA GPU ({needs}){way_out}"
+    small = plan.device == "cpu" and needs == "CUDA_SOURCE" and not plan.full  # then official is a small size, too
+    if stage.name in plan.too_large and not small:
+        return plan.too_large[stage.name]
     if importlib.util.find_spec(stage.target.partition(":")[0]) is None:
         return f"this version of kbsub has no {stage.name} stage"
     return None

@@ -15,6 +15,7 @@ import torch
 from kbsub.adapters.task import SEED, Modules, Task
 from kbsub.eval.baselines import BASELINES
 from kbsub.eval.predicate import OFFICIAL_TOLERANCE
+from kbsub.eval.stale import StaleCheck
 
 OFFICIAL = "official"
 
@@ -47,6 +48,7 @@ class BenchScene:
             if not isinstance(output, torch.Tensor):
                 raise SceneError(f"{task.name}: the reference returns a {type(output).__name__}, a tensor is needed")
             self.expected.append(output)
+        self.stale = StaleCheck(self.reference, self.tolerance)
         self.identical: dict[str, list[bool]] = {}
         self.own: dict[str, list[torch.Tensor]] = {}  # what a program that is no implementation of the task gave first
         self._showing: list[int | None] = list(range(sets))  # which set each buffer holds; None: spoiled
@@ -119,6 +121,20 @@ class BenchScene:
     def difference(self, name: str, output: Any, set_index: int) -> str | None:
         """What is wrong with an output made from this set, whatever buffer it came from; None when nothing is."""
         return self._difference(output, self._expected(name, set_index), name)
+
+    def check_changed(self, name: str, program: Any, set_index: int, seed: int) -> str | None:
+        """As kbsub.eval.stale: what is wrong when the program is replayed on buffer 0 with one element changed."""
+        complaint = self.changed(name, program, self.buffers[0], set_index, seed)
+        self._showing[0] = None  # to be written again, whatever this replay did to it
+        return complaint
+
+    def changed(self, name: str, program: Any, held: list[Any], set_index: int, seed: int) -> str | None:
+        """`check_changed` on any buffer that holds this set. Nothing is asked of a program that computes another
+        function: there is no reference for the changed input."""
+        if name in self.own:
+            return None
+        copies = name in BASELINES and BASELINES[name].floor
+        return self.stale.complaint(program, held, self._expected(name, set_index), seed, copies)
 
     def hold_to_itself(self, name: str, program: Callable[..., Any]) -> None:
         """Expect of this program what it gives now, for a program that says it computes another function."""

@@ -47,13 +47,15 @@ class Table:
 
     def rich(self) -> Any:
         """The same for a terminal."""
+        from rich.markup import escape
         from rich.table import Table as RichTable
 
-        shown = RichTable(title=self.title, caption="\n".join(self.notes) or None, caption_justify="left")
+        notes = escape("\n".join(self.notes)) or None
+        shown = RichTable(title=escape(self.title), caption=notes, caption_justify="left")
         for index, header in enumerate(self.headers):
-            shown.add_column(header, justify="left" if index == 0 else "right", overflow="fold")
+            shown.add_column(escape(header), justify="left" if index == 0 else "right", overflow="fold")
         for row in self.rows:
-            shown.add_row(*(cell.replace("[", r"\[") for cell in row))
+            shown.add_row(*map(escape, row))
         return shown
 
 

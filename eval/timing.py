@@ -20,8 +20,11 @@ from kbsub.adapters.isolation import Status
 
 UPSTREAM_METHODS = ("cuda_event", "do_bench", "do_bench_impl", "host_time")
 GRAPH_REPLAY = "graph_replay"
+CHANGED_EVERY = 4  # rounds between two replays on a changed input: one costs a replay and a call of the reference
 MOST_SAMPLES = 400  # of one upstream method of one program in a result file
-CPU_REHEARSAL = "cpu_rehearsal"  # what the same rounds are called on a CPU: never comparable with graph_replay
+# What the same rounds are called on a CPU: never comparable with the replays of a GPU, nor with each other.
+CPU_REHEARSAL = "cpu_rehearsal"  # of graph_replay
+COLD_CPU_REHEARSAL = "cold_cpu_rehearsal"  # of cold_replay
 METHODS = (GRAPH_REPLAY, *UPSTREAM_METHODS)  # what --methods all means
 COLD_REPLAY = "cold_replay"  # graph replay over a ring of buffers larger than the L2 (eval/ring.py), where asked for
 REPLAYS = (GRAPH_REPLAY, COLD_REPLAY)  # made here; the others are upstream's
@@ -76,6 +79,8 @@ class Scene(Protocol):
 
     def check(self, name: str, output: Any, set_index: int) -> str | None: ...
 
+    def check_changed(self, name: str, program: Captured, set_index: int, seed: int) -> str | None: ...
+
 
 class Dropped(Exception):
     """A program that leaves the run: its status and why. The others go on."""
@@ -118,12 +123,14 @@ def replay_rounds(
     protocol: TimingProtocol,
     guard: Guard,
     out_of_time: Callable[[], bool] = lambda: False,
+    method: str = GRAPH_REPLAY,
 ) -> Series:
     """Graph replay: each round loads new input contents, then times every program once, in that round's order.
 
     A sample is the time of `replays` replays between two events, divided by their number. The device is idle before
-    the first event; the output is overwritten with NaN before it and checked after the last. When the time is up, the
-    run ends after a whole round, so that the samples stay paired.
+    the first event; the output is overwritten with NaN before it and checked after the last; in some rounds one more
+    replay, not timed, shows that the program computes (kbsub.eval.stale). When the time is up, the run ends after a
+    whole round, so that the samples stay paired. method: what messages call these rounds.
     """
     series = Series({name: [] for name in captured}, list(captured))
     started = time.monotonic()
@@ -143,11 +150,14 @@ def replay_rounds(
                 machine.synchronize()
                 sample_ms = machine.elapsed_ms(program.replay, protocol.replays) / protocol.replays
                 complaint = scene.check(name, program.output(), shown)
+                asked = index % CHANGED_EVERY == CHANGED_EVERY - 1 or index == protocol.rounds - 1
+                if not complaint and asked:
+                    complaint = scene.check_changed(name, program, shown, index)
                 if complaint:
-                    raise Dropped(Status.INCORRECT_NUMERICAL, f"{GRAPH_REPLAY}, round {index}: {complaint}")
+                    raise Dropped(Status.INCORRECT_NUMERICAL, f"{method}, round {index}: {complaint}")
                 return sample_ms
 
-            kept, value = guard(name, f"{GRAPH_REPLAY} round {index}", sample)
+            kept, value = guard(name, f"{method} round {index}", sample)
             if kept:
                 series.samples[name].append(value)
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from kbsub.adapters.isolation import Status
+from kbsub.eval.console import PlainConsole
 from kbsub.eval.runner import Plan, Row
 from kbsub.eval.stages import STAGES
 
@@ -51,9 +53,11 @@ def official_table(plan: Plan, rows: Sequence[Row]) -> Table:
 
 def print_wide(console: Console, table: Table) -> None:
     """Print a table and its title at the width they need, whatever the terminal's."""
-    wide = Console(file=console.file, width=max(console.width, WIDTH), force_terminal=console.is_terminal)
+    wide = PlainConsole(
+        emoji=False, file=console.file, width=max(console.width, WIDTH), force_terminal=console.is_terminal
+    )
     title, table.title = str(table.title), None  # rich would fold it to the width of the table
-    wide.print(title, style="bold", markup=False, highlight=False)
+    wide.print(title, style="bold")
     wide.print(table)
 
 
@@ -90,7 +94,7 @@ def explanations(rows: Sequence[Row]) -> list[str]:
 def _explanation(name: str, row: Row, status: Status, message: str, stages: list[str]) -> str:
     words = message if message.startswith(str(status)) else f"{status}: {message}"
     where = "" if len(stages) == len(row.outcomes) > 1 else f", {', '.join(stages)}"
-    again = f"kbsub eval {row.file} --only {','.join(stages)}"
+    again = f"kbsub eval {shlex.quote(str(row.file))} --only {','.join(stages)}"
     hint = {
         Status.TIMEOUT: f". Rerun it alone with: {again} --timeout 900",
         Status.CRASHED: f". Its output is in the result file (stages.{stages[0]}.log). Rerun it alone with: {again}",

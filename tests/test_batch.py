@@ -282,14 +282,16 @@ def test_eval_command_takes_a_run_folder(folder):
 distributed = pytest.importorskip("distributed", reason="distributed: pip install 'kb-submissions[cluster]'")
 
 
-def test_a_worker_killed_half_way_loses_no_row(folder):
+def test_a_worker_killed_half_way_loses_no_row(folder, monkeypatch):
     from kbsub.eval import cluster
+
+    monkeypatch.setattr(cluster, "gpu_count", lambda: 2)  # nothing here runs on a GPU
 
     stems = [
         sample(folder, index, f"sleep=0.05 ms={index}" + (" kill_worker=1" if index == 3 else "")) for index in range(8)
     ]
-    environments = cluster.gpu_environments(["first", "second"])
-    with cluster.local_client(environments) as client:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-first,GPU-second")
+    with cluster.local_client(cluster.gpu_environments(range(2))) as client:
         workers = client.scheduler_info(n_workers=-1)["workers"].values()
         assert sorted((w["nthreads"], w["resources"]["GPU"]) for w in workers) == [(1, 1.0), (1, 1.0)]
         rows = evaluate(prepare(folder, SETTINGS), cluster.run_on(client))
@@ -302,7 +304,7 @@ def test_a_worker_killed_half_way_loses_no_row(folder):
     ]
     assert ledger(folder).count(stems[3]) == 2, "the lost row must have been judged again"
     seen = {line.split()[1] for line in (folder.parent / "ledger").read_text().splitlines()}
-    assert seen == {"first", "second"}, f"each worker sees its own GPU: {seen}"
+    assert seen == {"GPU-first", "GPU-second"}, f"each worker sees its own GPU: {seen}"
 
 
 def test_a_row_that_kills_every_worker_is_a_row_too(folder):

@@ -343,3 +343,13 @@ def test_a_run_without_the_official_shape_leaves_the_files_floors():
     found = _floors(record)
     assert (found.copy_gb_s, found.chain_ms, found.memory_ms) == (4000.0, 0.15, 0.001)
     assert found.memory_two_reads_ms == 0.0015
+
+
+def test_a_rehearsal_keeps_the_two_replays_apart(reference):
+    """Under one key the second overwrote the first."""
+    plan = plan_of(reference, [candidate("honest", CANDIDATES["honest"][0])], methods=["graph_replay", "cold_replay"])
+    plan.scenes = plan.scenes[1:]
+    record = run_bench(plan)
+    timing = record.rows(plan.scenes[0])["honest"]["timing"]
+    assert set(timing) == {"cpu_rehearsal", "cold_cpu_rehearsal"}
+    assert "ring" in timing["cold_cpu_rehearsal"] and "ring" not in timing["cpu_rehearsal"]

@@ -46,8 +46,6 @@ def command(
     A candidate is timed when the result file holds an official pass of this very file (kbsub eval --only official).
     Exit code: 0 every program was timed or says why not; 1 one failed while timed; 2 the call is wrong; 3 no GPU.
     """
-    from rich.console import Console
-
     from kbsub.adapters.isolation import Status
     from kbsub.adapters.task import PRECISIONS, TaskError, resolve_task
     from kbsub.eval.baselines import DEFAULT_BASELINES, require_known
@@ -63,13 +61,12 @@ def command(
     )
     from kbsub.eval.bench_record import store
     from kbsub.eval.declarations import DeclarationError, read_declared
+    from kbsub.eval.console import console_for_stdout
     from kbsub.eval.machine_facts import gpu_folder, gpu_index, gpu_name, submissions_folder
     from kbsub.eval.result import ResultError, read_result
     from kbsub.eval.timing import TimingProtocol
 
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=160)  # a log has no width of its own; 80 columns would fold every cell
+    console = console_for_stdout()
     try:
         gpu = gpu_name(gpu_index(device))
     except ValueError as error:
@@ -153,10 +150,12 @@ class _Show:
             self.status.__exit__(*what)
 
     def event(self, event: dict[str, Any]) -> None:
+        from rich.markup import escape
+
         from kbsub.adapters.isolation import describe_event
 
         if self.status is not None:
-            self.status.update(describe_event(event))
+            self.status.update(escape(describe_event(event)))
         bench = event.get("bench", {})
         if bench.get("kind") == "dropped":
             self.said.add((bench["scene"], bench["name"]))

@@ -24,15 +24,12 @@ def command(
     One file: ranked, with paired comparisons. Several: side by side, never ranked across GPUs or versions.
     Exit code: 0 done; 2 the call is wrong or a file cannot be read.
     """
-    from rich.console import Console
-
     from kbsub.eval import compare
+    from kbsub.eval.console import console_for_stdout
     from kbsub.eval.machine_facts import gpu_folder, gpu_name
     from kbsub.eval.result import ResultError, read_result
 
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=160)
+    console = console_for_stdout()
     paths = [*(files or []), *(more or [])] or [Path("runs") / gpu_folder(gpu_name()) / f"{task}.json"]
     try:
         results = [read_result(path) for path in paths]

@@ -18,10 +18,10 @@ def command(
     """Say what this machine can certify, and what is missing, with the command that mends it."""
     from dataclasses import asdict
 
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    from kbsub.eval.console import console_for_stdout
     from kbsub.eval.doctor import abilities, examine, python_line
 
     findings = examine(kernelbench)
@@ -30,7 +30,7 @@ def command(
         content = {"findings": [asdict(f) for f in findings], "abilities": [asdict(a) for a in can]}
         typer.echo(json.dumps(content, indent=1))
         return
-    console = Console(width=None if Console().is_terminal else 160)
+    console = console_for_stdout()
     console.print(python_line(), highlight=False)
     found = Table("", "found", "mend it with", title="This machine", title_justify="left")
     for finding in findings:

@@ -38,19 +38,16 @@ def command(
     A declaration (contract, precisions, expected failures) counts from this repository's own task folders and from the
     file given with --declarations; it is read before anything runs. Any other candidates.toml is named and ignored.
     """
-    from rich.console import Console
-
     from kbsub.adapters.checkout import CheckoutError, CheckoutMissing, find_checkout
     from kbsub.adapters.task import TaskError, resolve_task
     from kbsub.eval.declarations import DeclarationError, read_declared
+    from kbsub.eval.console import console_for_stdout
     from kbsub.eval.machine_facts import gpu_folder, gpu_index, gpu_name
     from kbsub.eval.result import ResultError
     from kbsub.eval.runner import Plan, failures, run
     from kbsub.eval.stages import DEFAULT_STAGES, STAGES
 
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=160)  # a log file has no width of its own; 80 would fold the tables
+    console = console_for_stdout()
     stages = tuple(name.strip() for name in only.split(",") if name.strip()) or DEFAULT_STAGES
     if unknown := [name for name in stages if name not in STAGES]:
         _stop(2, f"--only {','.join(unknown)}: no such stage; there are {', '.join(STAGES)}")
@@ -66,7 +63,7 @@ def command(
         if kernelbench is not None:
             _stop(2, str(error))
         checkout = None
-        console.print(f"[yellow]{error}[/yellow]", highlight=False)
+        console.print(str(error), style="yellow")
     except CheckoutError as error:
         _stop(2, str(error))
     if candidates and len(candidates) == 1 and Path(candidates[0]).is_dir():
@@ -172,7 +169,12 @@ class _Show:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
         self.console, self.plan = console, plan
-        columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+        columns = (
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.description}", markup=False),
+        )
         self.progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         self.bar = self.progress.add_task("", total=len(plan.candidates))
 

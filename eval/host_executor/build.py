@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import platformdirs
+from filelock import FileLock
 
 from kbsub.adapters.isolation import JudgeFailure, Status
 
@@ -141,17 +142,21 @@ def _headers_digest() -> str:
 
 
 def _compile(stem: str, files: dict[str, str], flags: Sequence[str], sources: Sequence[str]) -> Path:
-    """The folder that holds `<stem>.so` and the written `files`: from the cache, else compiled there atomically."""
+    """The folder that holds `<stem>.so` and the written `files`: from the cache, else compiled there.
+
+    Compiled in a draft folder and renamed when it is whole, so that other processes see all of a build or nothing; the
+    one that comes second uses the build of the first, which is the same.
+    """
     cxx = compiler()
     command = [cxx, *COMMON_FLAGS, *_machine_flags(), *flags]
     facts = (command[1:], files, _headers_digest(), _compiler_version(cxx))
-    final = cache_folder() / f"{stem}-{hashlib.sha256(repr(facts).encode()).hexdigest()[:32]}"
-    if (final / f"{stem}.so").is_file():
-        with contextlib.suppress(OSError):
-            os.utime(final)  # used again: `_prune` takes the longest unused
+    cache = cache_folder()
+    final = cache / f"{stem}-{hashlib.sha256(repr(facts).encode()).hexdigest()[:32]}"
+    if _taken(final, stem):
         return final
-    _prune(cache_folder())
-    draft = Path(tempfile.mkdtemp(prefix=f"{stem}-draft-", dir=cache_folder()))
+    with _locked(cache):
+        _prune(cache)
+    draft = Path(tempfile.mkdtemp(prefix=f"{stem}-draft-", dir=cache))
     try:
         for name, text in files.items():
             (draft / name).write_bytes(text.encode())
@@ -160,20 +165,46 @@ def _compile(stem: str, files: dict[str, str], flags: Sequence[str], sources: Se
         )
         if done.returncode:
             raise HostBuildError(f"the host build failed ({Path(cxx).name}):\n{done.stderr[:4000]}")
-        try:
-            draft.rename(final)
-        except OSError:
-            if not (final / f"{stem}.so").is_file():  # else another process was first, with the same content
-                raise
+        with _locked(cache):
+            if not (final / f"{stem}.so").is_file():
+                shutil.rmtree(final, ignore_errors=True)  # half an entry, which somebody's interrupted removal left
+                draft.rename(final)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return final
 
 
+def _locked(cache: Path) -> FileLock:
+    """Held while entries of the cache are put in, taken or removed (never while something is compiled).
+
+    It lies in the machine's temporary folder: a home on a network may know no locks.
+    """
+    name = hashlib.sha256(str(cache.resolve()).encode()).hexdigest()[:24]
+    return FileLock(Path(tempfile.gettempdir()) / f"kbsub-host-{name}.lock")
+
+
+def _taken(final: Path, stem: str) -> bool:
+    """Whether a finished build is there; it then counts as used now, so that no other process prunes it."""
+    if not (final / f"{stem}.so").is_file():
+        return False
+    with _locked(final.parent):
+        if not (final / f"{stem}.so").is_file():
+            return False  # pruned since the line above
+        with contextlib.suppress(OSError):
+            os.utime(final)
+        return True
+
+
 def _prune(folder: Path) -> None:
-    """Keep the cache small: beyond MAX_CACHED builds the longest unused ones go, but none of the last hour."""
-    entries = sorted((entry.stat().st_mtime, entry) for entry in folder.iterdir())
-    for used, entry in entries[: max(0, len(entries) - MAX_CACHED)]:
+    """Keep the cache small: beyond MAX_CACHED builds the longest unused ones go, but none of the last hour.
+
+    Drafts of other processes come, are renamed and go while the folder is read: what has gone is no entry.
+    """
+    entries: list[tuple[float, Path]] = []
+    for entry in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            entries.append((entry.stat().st_mtime, entry))
+    for used, entry in sorted(entries)[: max(0, len(entries) - MAX_CACHED)]:
         if used < time.time() - 3600:
             shutil.rmtree(entry, ignore_errors=True)
 
