@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from kbsub.adapters.source import SourceError, check_names, read_limited
 from kbsub.eval.result import Result, row_key
 from kbsub.eval.timing import COLD_REPLAY, METHODS, TimingProtocol
 
@@ -135,7 +136,9 @@ def read_candidate(path: Path) -> CandidateFile:
     from kbsub.eval.declarations import declaration_of
 
     try:
-        source = path.read_bytes().decode("utf-8")  # not read_text: it would change the line ends, and the hash
+        source = read_limited(path).decode("utf-8")  # not read_text: it would change the line ends, and the hash
+    except SourceError as error:
+        raise PlanError(str(error)) from error
     except (OSError, UnicodeDecodeError) as error:
         raise PlanError(f"{path}: cannot be read as a candidate: {error}") from error
     declared = declaration_of(path)
@@ -167,9 +170,10 @@ def candidate_files(names: Sequence[str], folder: Path | None) -> list[Path]:
                 f"{name}: no such candidate file" + (f", and none of that name in {folder}" if folder else "")
             )
         found.append(path)
-    stems = [path.stem for path in found]
-    if twice := sorted({stem for stem in stems if stems.count(stem) > 1}):
-        raise PlanError(f"{twice[0]}: two files of one name would share a row; time them in two runs")
+    try:
+        check_names(found)
+    except SourceError as error:
+        raise PlanError(str(error)) from error
     return found
 
 

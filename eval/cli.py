@@ -6,6 +6,7 @@ Nothing here imports torch: `kbsub --help` answers at once.
 from __future__ import annotations
 
 import importlib
+import io
 import pkgutil
 import sys
 
@@ -29,6 +30,9 @@ for module in pkgutil.iter_modules(commands.__path__):
 
 def main() -> None:
     """Entry point of the `kbsub` command. A file or folder that cannot be used is exit code 2 and a sentence."""
+    for stream in (sys.stdout, sys.stderr):  # an error text that the terminal has no letters for must not end the run
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except OSError as error:  # read-only folders, full disks; with no file named it is a mistake of ours
