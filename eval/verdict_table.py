@@ -147,7 +147,7 @@ def _stage_cell(row: Row, name: str) -> str:
 
 
 def _name(row: Row) -> str:
-    return escape(table_cell(shown_name(row.file.stem)))
+    return escape(shown_name(row.file.stem))  # in a column that is not folded
 
 
 def _word(value: bool | None) -> str:
