@@ -37,7 +37,7 @@ from kbsub.eval.result import (
     update_result,
 )
 from kbsub.eval.shared_stages import SHARED, SharedStages
-from kbsub.eval.stage_values import stage_problem
+from kbsub.eval.stage_values import is_environment, stage_problem
 from kbsub.eval.stages import ENDS_THE_ROW, HONEST, STAGES, Stage
 
 ENVIRONMENT_TARGET = "kbsub.adapters.environment:judge"
@@ -113,7 +113,7 @@ def run(plan: Plan, out: Path, report: Report, finished: Callable[[Row], None]) 
         for name in plan.stages:
             outcome = run_stage(plan, row, STAGES[name], functools.partial(report, row, name), shared)
             _record(row, STAGES[name], outcome)
-            known = row.environment or known
+            known = row.environment if is_environment(row.environment) else known
             if known is None:
                 found = run_isolated(ENVIRONMENT_TARGET, {"device": plan.device}, timeout_s=120)
                 if found.value is None:

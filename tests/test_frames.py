@@ -13,6 +13,7 @@ from kbsub.adapters.frames import FRAME_LIMIT, FrameError, Frames, digest_of, re
 from kbsub.adapters.isolation import Outcome, Status, describe_event, run_isolated
 from kbsub.eval.bench import _checked
 from kbsub.eval.runner import Row, _record
+from kbsub.eval.stage_values import is_environment
 from kbsub.eval.stages import STAGES
 from kbsub.eval.stress_batch import run_batch
 
@@ -167,12 +168,11 @@ VALUES = [
     ("official", {"reference": {"cuda_event": 3}}),
     ("official", {"floors": {"memory_ms": []}}),
     ("official", {"cpu_check": {"correctness": True, "trials": 5}}),
-    ("official", {"environment": {"torch": 5}}),
     ("official", {"environment": "x"}),
     ("identity", {"identical": "many"}),
     ("identity", {"identical": 1, "total": 1, "cases": [], "contradictions": 5}),
     ("stress", {"passed": 1}),
-    ("oracle", {"case": {"nearer": []}, "environment": 5}),
+    ("official", {"official": {"compiled": True, "correctness": True, "trials": None, "metadata": 5}}),
     ("guards", {"clean": True, "findings": 5}),
 ]
 
@@ -184,6 +184,11 @@ def test_a_malformed_value_costs_its_stage_alone(stage: str, value: dict[str, An
     _record(row, STAGES[stage], Outcome(Status.OK, value, "", "", 1.0))
     assert row.fields["stages"][stage]["status"] == "RUNTIME_ERROR", row.fields
     assert "malformed" in row.fields["stages"][stage]["message"] and row.fields["sha256"] == "0"
+
+
+@pytest.mark.parametrize("block", [None, 5, [], {}, {"torch": 5}, {"gpu": None, "torch": "2"}], ids=repr)
+def test_facts_of_the_machine_that_are_none_are_not_kept(block: Any) -> None:
+    assert not is_environment(block)
 
 
 BENCH_EVENTS = [
