@@ -35,9 +35,9 @@ def command(
         counted = f"{found.comparisons} stored comparisons, {len(found.changes)} would change class"
         typer.echo(f"{shown_name(path)}: {counted}")
         for change in found.changes:
-            typer.echo(one_line(f"  {change}"))
+            typer.echo(f"  {one_line(str(change))}")
         if verbose and found.closest is not None:
-            typer.echo(one_line(f"  closest to the edge: {found.closest}"))
+            typer.echo(f"  closest to the edge: {one_line(str(found.closest))}")
     if not total:
         typer.echo("no stored comparison: run kbsub eval --only identity,stress first", err=True)
         raise typer.Exit(3)
