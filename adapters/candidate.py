@@ -7,6 +7,9 @@ lines come first, which makes a `from __future__` a syntax error. Must not know 
 from __future__ import annotations
 
 import ast
+import functools
+import re
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,8 @@ from kbsub.adapters.task import Modules, Task
 
 # Imports that a machine without CUDA cannot honour.
 _CUDA_IMPORTS = ("cupy", "cupy_backends", "triton", "torch.utils.cpp_extension", "cutlass", "tilelang", "cuda")
+# A text without any of these needs no parsing: neither an import of the above nor CUDA_SOURCE can be in it.
+_CUDA_WORDS = re.compile(r"CUDA_SOURCE|cupy|triton|cpp_extension|cutlass|tilelang|cuda")
 
 
 class CandidateError(JudgeFailure):
@@ -67,8 +72,15 @@ def source_problem(source: str) -> str | None:
     return None if "ModelNew" in source else "defines no ModelNew"
 
 
+@functools.lru_cache(maxsize=8)  # every stage of a row asks
 def cuda_source_of(source: str) -> str | None:
-    """What makes the file need CUDA ("CUDA_SOURCE", "import cupy" ...), read from its text, or None."""
+    """What makes the file need CUDA ("CUDA_SOURCE", "import cupy" ...), read from its text, or None.
+
+    Time and memory are bounded by the size of the text, which kbsub.adapters.source limits; numbers are there.
+    """
+    # Python reads names in their NFKC form: a "cupy" in other letters is cupy.
+    if not _CUDA_WORDS.search(source if source.isascii() else unicodedata.normalize("NFKC", source)):
+        return None
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # the parent parses it: any text must do

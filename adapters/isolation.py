@@ -3,16 +3,16 @@
 This file knows processes, pipes and signals. It must not know KernelBench, torch or what a candidate is: the parent
 imports nothing heavy, and the child imports only what its target function asks for.
 
-How a result comes back. The child writes frames to a pipe of its own, never to stdout. A frame is one line: a token
-that is new for each run, a digest, and JSON. Whatever else lands in the pipe (a candidate that writes to every file
-descriptor it can find) matches no token and is dropped. This protects against accidents, not against a candidate that
-sets out to forge frames: it shares the child's memory.
+How a result comes back. The child writes frames (kbsub.adapters.frames) to a pipe of its own, never to stdout.
+Whatever else lands in the pipe (a candidate that writes to every file descriptor it can find) matches no token and is
+dropped. That does not stop a candidate that sets out to forge a frame: it shares the child's memory. A forged frame of
+the wrong form costs the run its result, and the parent nothing.
 """
 
 from __future__ import annotations
 
-import hashlib
 import importlib
+import io
 import json
 import os
 import re
@@ -30,13 +30,14 @@ from enum import Enum
 from pathlib import Path
 from typing import IO, Any
 
+from kbsub.adapters.frames import Frames, digest_of
+from kbsub.adapters.printable import one_line, printable
 from kbsub.adapters.processes import kill_everything, start_ticks
 
 # Bounds the child's heap in bytes; for the CPU path only, because CUDA reserves far more address space than it uses.
 MEMORY_LIMIT_VARIABLE = "KBSUB_MEMORY_LIMIT_BYTES"
 _RUN_VARIABLE = "KBSUB_RUN"  # marks every descendant, so that one which left the process group is found again
 _LOG_HEAD, _LOG_TAIL = 16 << 10, 48 << 10  # bytes of the child's output that are kept; the middle of a flood is not
-_FRAME_LIMIT = 64 << 20  # bytes; a longer line in the pipe is rubbish
 _EXIT_GRACE_S = 10.0  # from the result frame to the end of the process
 _NO_RESULT_CODE = 97  # the child could not write its result
 _OUT_OF_MEMORY_TEXTS = ("out of memory", "can't allocate memory", "not enough memory", "memoryallocation", "bad_alloc")
@@ -71,7 +72,10 @@ class JudgeFailure(Exception):
 
 @dataclass(frozen=True)
 class Outcome:
-    """One finished run: `value` is the judge's dict, `log` the child's output (bounded), `seconds` its wall time."""
+    """One finished run: `value` is the judge's dict, `log` the child's output (bounded), `seconds` its wall time.
+
+    All text of a child comes out printable (kbsub.adapters.printable), whatever a candidate wrote.
+    """
 
     status: Status
     value: dict[str, Any] | None
@@ -89,11 +93,16 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def describe_event(event: Mapping[str, Any]) -> str:
     """A progress event in words: {"stage": "trial", "index": 2, "seed": 7} -> "trial 2 (seed 7)"."""
-    words = str(event.get("stage", ""))
+    words = _few(event.get("stage", ""))
     for key in ("index", "case"):
         if key in event:
-            words += f" {event[key]}"
-    return words + (f" (seed {event['seed']})" if "seed" in event else "")
+            words += f" {_few(event[key])}"
+    return words + (f" (seed {_few(event['seed'])})" if "seed" in event else "")
+
+
+def _few(value: object) -> str:
+    """What an event says of one thing, on one line and not endless, whatever a candidate put there."""
+    return one_line(str(value)[:200])
 
 
 # ---- parent ----
@@ -120,42 +129,6 @@ class _BoundedLog:
         return (bytes(self.head) + gap + bytes(tail)).decode("utf-8", "replace")
 
 
-class _Frames:
-    """Picks this run's frames out of the result pipe and keeps the last result and the last progress event."""
-
-    def __init__(self, token: str, on_progress: Progress | None) -> None:
-        self.prefix = token.encode() + b" "
-        self.on_progress = on_progress
-        self.buffer = bytearray()
-        self.result: dict[str, Any] | None = None
-        self.last_event: dict[str, Any] | None = None
-
-    def feed(self, chunk: bytes) -> None:
-        self.buffer += chunk
-        if b"\n" not in chunk:
-            if len(self.buffer) > _FRAME_LIMIT:
-                self.buffer.clear()
-            return
-        *lines, rest = bytes(self.buffer).split(b"\n")
-        self.buffer = bytearray(rest)
-        for line in lines:
-            self._line(line)
-
-    def _line(self, line: bytes) -> None:
-        if not line.startswith(self.prefix):
-            return
-        digest, _, body = line[len(self.prefix) :].partition(b" ")
-        if digest != _digest(body):
-            return
-        message = json.loads(body)
-        if message["kind"] == "result":
-            self.result = message
-        else:
-            self.last_event = message["event"]
-            if self.on_progress is not None:
-                self.on_progress(message["event"])
-
-
 def run_isolated(
     target: str,
     payload: Mapping[str, Any],
@@ -172,7 +145,7 @@ def run_isolated(
     """
     token = secrets.token_hex(16)
     started = time.monotonic()
-    log, frames = _BoundedLog(), _Frames(token, on_progress)
+    log, frames = _BoundedLog(), Frames(token, {status.value for status in Status}, on_progress)
     receive, send = os.pipe()
     with tempfile.TemporaryFile() as order, selectors.DefaultSelector() as selector:
         # A file rather than a pipe: a child that dies before it reads can then not block the parent.
@@ -210,12 +183,13 @@ def run_isolated(
             output.close()
             os.close(receive)
     seconds = time.monotonic() - started
-    status, message = _verdict(child.returncode, frames, log.text(), timed_out, timeout_s)
-    value = frames.result["value"] if frames.result is not None else None
-    return Outcome(status, value, message, log.text(), seconds)
+    words = printable(log.text())
+    status, message = _verdict(child.returncode, frames, words, timed_out, timeout_s)
+    value = frames.result["value"] if frames.result is not None and frames.broken is None else None
+    return Outcome(status, value, message, words, seconds)
 
 
-def _pump(child: subprocess.Popen[bytes], selector: selectors.BaseSelector, frames: _Frames, deadline: float) -> bool:
+def _pump(child: subprocess.Popen[bytes], selector: selectors.BaseSelector, frames: Frames, deadline: float) -> bool:
     """Read until the child has ended; True when the time was up first."""
     while child.poll() is None:
         now = time.monotonic()
@@ -229,6 +203,8 @@ def _pump(child: subprocess.Popen[bytes], selector: selectors.BaseSelector, fram
             _read_ready(selector, min(deadline - now, 0.1))
         else:
             time.sleep(0.01)
+        if frames.broken is not None:
+            return False  # what it says from here on is worth nothing; the caller ends it
         if frames.result is not None:
             deadline = min(deadline, time.monotonic() + _EXIT_GRACE_S)
     return False
@@ -257,11 +233,13 @@ def _drain(selector: selectors.BaseSelector) -> None:
         continue
 
 
-def _verdict(code: int, frames: _Frames, log: str, timed_out: bool, timeout_s: float) -> tuple[Status, str]:
+def _verdict(code: int, frames: Frames, log: str, timed_out: bool, timeout_s: float) -> tuple[Status, str]:
     """Status and message from the exit code, the frames and the log of an ended child."""
     where = f" in {describe_event(frames.last_event)}" if frames.last_event else ""
+    if frames.broken is not None:
+        return Status.CRASHED, f"the child sent a frame that is none{where}: {frames.broken}"
     if frames.result is not None:
-        return Status(frames.result["status"]), str(frames.result["message"])
+        return Status(frames.result["status"]), frames.result["message"]
     if timed_out:
         return Status.TIMEOUT, f"TIMEOUT after {timeout_s:g} s{where}"
     if code == -signal.SIGKILL:
@@ -277,10 +255,6 @@ def _verdict(code: int, frames: _Frames, log: str, timed_out: bool, timeout_s: f
     if code == _NO_RESULT_CODE:
         return Status.CRASHED, f"the result pipe was closed{where}: a candidate closes only what it opened"
     return Status.CRASHED, f"the process ended with exit code {code}{where}, before there was a result"
-
-
-def _digest(body: bytes) -> bytes:
-    return hashlib.sha256(body).hexdigest()[:16].encode()
 
 
 # ---- child ----
@@ -348,13 +322,16 @@ def main() -> None:
     """The child: read the order from stdin, call the target, write one result frame, end."""
     leave, write = os._exit, os.write  # taken before a candidate can replace them
     pipe, order = _settle(leave)
+    for stream in (sys.stdout, sys.stderr):  # a print of any text must not raise, whatever the locale of this machine
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     with order:
         request = json.load(order)
     prefix = b"\n" + request["token"].encode() + b" "
 
     def send(message: dict[str, Any]) -> None:
         body = json.dumps(message).encode()
-        frame = memoryview(prefix + _digest(body) + b" " + body + b"\n")
+        frame = memoryview(prefix + digest_of(body) + b" " + body + b"\n")
         try:
             while frame:
                 frame = frame[write(pipe, frame) :]

@@ -18,8 +18,11 @@ from typing import Any
 
 from kbsub.adapters.isolation import Outcome, Status, run_isolated
 from kbsub.adapters.pin import PIN
+from kbsub.adapters.source import SourceError, read_limited
 from kbsub.eval.machine_facts import gpu_index, gpu_uuid
 from kbsub.eval.result import write_json_atomic
+from kbsub.eval.stage_values import stage_problem
+from kbsub.eval.stages import STAGES
 
 SCHEMA = 1
 NAME = re.compile(r"level_(\d+)_problem_(\d+)_sample_(\d+)_kernel\.py")
@@ -80,6 +83,7 @@ class Job:
     source: str
     key: str
     settings: Settings
+    problem: str | None = None  # why the source cannot be judged at all
 
 
 @dataclass
@@ -122,7 +126,10 @@ def prepare(folder: Path, settings: Settings) -> Batch:
     samples = find_samples(folder)
     batch = Batch(folder, settings, summary_name(folder), tuple(sorted({sample.level for sample in samples})))
     for sample in samples:
-        source = sample.path.read_bytes().decode("utf-8", "replace")
+        try:
+            source, problem = read_limited(sample.path).decode("utf-8", "replace"), None
+        except SourceError as error:
+            source, problem = "", str(error)
         job = Job(
             stem=sample.stem,
             task=sample.task,
@@ -132,9 +139,10 @@ def prepare(folder: Path, settings: Settings) -> Batch:
             source=source,
             key=row_key(source, settings),
             settings=settings,
+            problem=problem,
         )
         row = read_row(row_path(folder, job.stem))
-        if row is not None and row["key"] == job.key and row["status"] != Status.NOT_RUN.value:
+        if row is not None and row.get("key") == job.key and row.get("status") != Status.NOT_RUN.value:
             batch.finished[job.stem] = row
         else:
             batch.jobs.append(job)
@@ -155,6 +163,8 @@ def read_row(path: Path) -> dict[str, Any] | None:
 
 def judge(job: Job, isolate: Callable[..., Outcome] = run_isolated) -> dict[str, Any]:
     """The row of one job, judged in a child process on this machine. Whatever the candidate does, a row comes back."""
+    if job.problem is not None:
+        return row_of(job, Outcome(Status.COMPILE_ERROR, None, job.problem, "", 0.0))
     payload = _payload(job)
     problem = _too_large(job, payload["kernelbench"])
     if problem:
@@ -204,6 +214,9 @@ def _payload(job: Job) -> dict[str, Any]:
 def row_of(job: Job, outcome: Outcome) -> dict[str, Any]:
     """A finished row: upstream's words under `official`, and how the judge ended."""
     value = dict(outcome.value or {})
+    if problem := stage_problem({}, STAGES["official"], value):
+        value, words = {}, f"the official judge returned a malformed value: {problem}"
+        outcome = Outcome(Status.RUNTIME_ERROR, None, words, outcome.log, outcome.seconds)
     verdict = value.get("verdict") or {}
     status = outcome.status.value if outcome.status is not Status.OK else str(verdict.get("status", Status.OK.value))
     return {

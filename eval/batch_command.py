@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kbsub.adapters.isolation import Status
+from kbsub.adapters.printable import one_line, shown_name
 from kbsub.eval.batch import Batch, BatchError, Run, Settings, evaluate, prepare, run_here, summary_paths
 from kbsub.eval.result import write_json_atomic
 
@@ -43,7 +44,7 @@ def run_folder(
         def show(row: Mapping[str, Any]) -> None:
             progress.advance(bar)
             name = f"level_{row['level']}_problem_{row['problem_id']}_sample_{row['sample_id']}"
-            progress.console.print(f"{name}: {_words(row)}", highlight=False, markup=False, soft_wrap=True)
+            progress.console.print(one_line(f"{name}: {_words(row)}"), highlight=False, markup=False, soft_wrap=True)
 
         try:
             rows = evaluate(batch, run, show)
@@ -54,7 +55,8 @@ def run_folder(
     try:
         write_json_atomic(folder / RECORD, _record(batch, rows, where, time.monotonic() - started))
     except OSError as error:  # the rows are written; only the record of how long they took is not
-        console.print(f"{folder / RECORD}: cannot write: {error}", style="yellow", highlight=False)
+        words = one_line(f"{shown_name(folder / RECORD)}: cannot write: {error}")
+        console.print(words, style="yellow", markup=False, highlight=False, soft_wrap=True)
     return _last_words(batch, rows, console)
 
 
@@ -115,7 +117,7 @@ def _last_words(batch: Batch, rows: Mapping[str, Mapping[str, Any]], console: An
     failed = {n: r for n, r in rows.items() if r["status"] not in (Status.OK.value, Status.NOT_RUN.value)}
     judged = [row for row in rows.values() if row.get("official") is not None]
     for name, row in list(failed.items())[:SHOWN_FAILURES]:
-        console.print(f"{name}: {_words(row)}", highlight=False, markup=False, soft_wrap=True)
+        console.print(one_line(f"{name}: {_words(row)}"), highlight=False, markup=False, soft_wrap=True)
     if len(failed) > SHOWN_FAILURES:
         console.print(f"... and {len(failed) - SHOWN_FAILURES} more", highlight=False)
     console.print(f"{len(rows)} rows, {len(failed)} failed, {len(judged)} judged by upstream", highlight=False)
@@ -124,5 +126,6 @@ def _last_words(batch: Batch, rows: Mapping[str, Mapping[str, Any]], console: An
         none = "" if summaries else f"; there is no {batch.summary}"
         console.print(f"Nothing official was certified here{none}.", style="bold yellow")
     for path in summaries:
-        console.print(f"summary in upstream's format: {path}", highlight=False)
+        words = f"summary in upstream's format: {shown_name(path)}"
+        console.print(words, markup=False, highlight=False, soft_wrap=True)
     return 1 if failed else 0

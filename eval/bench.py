@@ -14,6 +14,7 @@ from typing import Any
 from kbsub.adapters.isolation import Outcome, Status, run_isolated
 from kbsub.eval.baselines import BASELINES
 from kbsub.eval.bench_plan import Plan, SceneSpec
+from kbsub.eval.result import Environment, Timing
 
 TARGET = "kbsub.eval.timing:bench"
 GRACE_S = 45.0  # over the budget, before a child counts as hung: compiling cannot be interrupted half-way
@@ -78,7 +79,7 @@ def run_bench(
         if on_event is not None:
             on_event(event)
         if "bench" in event:
-            _keep(record, event["bench"])
+            _keep(record, _checked(event["bench"]))
             if on_record is not None and event["bench"]["kind"] in ("scene", "floors"):
                 on_record(record)
 
@@ -91,7 +92,7 @@ def run_bench(
         if outcome.status is Status.OK:
             break
         culprit, scene = last.get("program"), last.get("scene")
-        if culprit is None or outcome.status not in ENDINGS_OF_THE_CHILD:
+        if not isinstance(culprit, str) or outcome.status not in ENDINGS_OF_THE_CHILD:
             record.failure = f"{outcome.status}: {outcome.message}"
             record.notes.append(f"{record.failure}\n{outcome.log[-2000:]}")
             break
@@ -102,6 +103,34 @@ def run_bench(
     if on_record is not None:
         on_record(record)
     return record
+
+
+def _checked(event: Any) -> dict[str, Any]:
+    """A child's event with what `_keep`, the tables and the printing read in it; TypeError or KeyError without.
+
+    The frames that carry it are checked already (kbsub.adapters.frames); an exception here ends the child alone.
+    """
+    kind = event["kind"]
+    if kind == "scene":
+        for name, row in event["rows"].items():
+            Status(row["status"])
+            for block in (row.get("timing") or {}).values():
+                Timing.model_validate(block)
+            if not isinstance(row.get("reason", ""), (str, type(None))):
+                raise TypeError(f"the reason of {name} is no text")
+        bool(event["finished"])
+    if kind in ("scene", "dropped", "skipped") and not isinstance(event["scene"], str):
+        raise TypeError("a scene without a name")
+    if kind == "dropped":
+        Status(event["status"])
+    for key in {"dropped": ("name", "reason"), "skipped": ("reason",), "note": ("text",)}.get(kind, ()):
+        if not isinstance(event[key], str):
+            raise TypeError(f"{key} is no text")
+    if kind == "environment":
+        Environment.model_validate({"project_commit": None, **event["environment"]})
+    if kind == "floors" and not all(isinstance(value, (int, float)) for value in event["floors"].values()):
+        raise TypeError("a floor that is no number")
+    return event  # type: ignore[no-any-return]
 
 
 def _keep(record: Record, event: dict[str, Any]) -> None:

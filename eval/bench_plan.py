@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from kbsub.adapters.source import SourceError, check_names, read_limited
 from kbsub.eval.declarations import Declaration
 from kbsub.eval.result import Result, row_key
 from kbsub.eval.timing import COLD_REPLAY, METHODS, TimingProtocol
@@ -134,7 +135,9 @@ class Plan:
 def read_candidate(path: Path, declared: Declaration | None) -> CandidateFile:
     """A candidate file with the declaration that counts for it, if any does. PlanError when it cannot be read."""
     try:
-        source = path.read_bytes().decode("utf-8")  # not read_text: it would change the line ends, and the hash
+        source = read_limited(path).decode("utf-8")  # not read_text: it would change the line ends, and the hash
+    except SourceError as error:
+        raise PlanError(str(error)) from error
     except (OSError, UnicodeDecodeError) as error:
         raise PlanError(f"{path}: cannot be read as a candidate: {error}") from error
     if declared is None:
@@ -165,9 +168,10 @@ def candidate_files(names: Sequence[str], folder: Path | None) -> list[Path]:
                 f"{name}: no such candidate file" + (f", and none of that name in {folder}" if folder else "")
             )
         found.append(path)
-    stems = [path.stem for path in found]
-    if twice := sorted({stem for stem in stems if stems.count(stem) > 1}):
-        raise PlanError(f"{twice[0]}: two files of one name would share a row; time them in two runs")
+    try:
+        check_names(found)
+    except SourceError as error:
+        raise PlanError(str(error)) from error
     return found
 
 

@@ -12,6 +12,7 @@ import sys
 import typer
 
 import kbsub.eval.commands as commands
+from kbsub.adapters.printable import shown_name
 from kbsub.eval.console import accept_any_encoding
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Judge KernelBench candidates.")
@@ -36,7 +37,8 @@ def main() -> None:
     except OSError as error:  # read-only folders, full disks; with no file named it is a mistake of ours
         if error.filename is None:
             raise
-        typer.echo(f"kbsub: {error.filename}: {error.strerror}; choose another place, or mend this one", err=True)
+        name = shown_name(error.filename)
+        typer.echo(f"kbsub: {name}: {error.strerror}; choose another place, or mend this one", err=True)
         sys.exit(2)
 
 

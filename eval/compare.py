@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from kbsub.adapters.printable import one_line
 from kbsub.eval import plots
 from kbsub.eval.files import write_text_atomic
 from kbsub.eval.freshness import mark, outdated
@@ -132,7 +133,7 @@ def write_summary(result: Result, stem: Path) -> list[Path]:
     the Markdown is there).
     """
     markdown = stem.with_name(f"{stem.name}_timing.md")
-    parts = [f"## {table.title}\n\n{table.markdown()}\n" for table in tables_of(result)]
+    parts = [f"## {one_line(table.title)}\n\n{table.markdown()}\n" for table in tables_of(result)]
     if not parts:
         return []
     write_text_atomic(markdown, "\n".join(parts))

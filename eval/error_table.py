@@ -16,6 +16,7 @@ import typer
 
 from kbsub.adapters.checkout import CheckoutMissing, find_checkout
 from kbsub.adapters.isolation import Status, describe_event
+from kbsub.adapters.printable import one_line
 from kbsub.eval.machine_facts import gpu_index, gpu_name
 from kbsub.eval.result import Baseline, Result, ResultError, read_result, row_key, update_result
 from kbsub.eval.stress_batch import Finished, run_batch
@@ -62,9 +63,8 @@ def command(
     update_result(result, change=lambda current: add_baselines(current, found, precision))
     for name, finished in found.items():
         worst = max((float(each["candidate_max_abs"]) for each in finished.oracle.values()), default=float("nan"))
-        typer.echo(
-            f"{name}: {finished.status} {finished.message} {len(finished.oracle)} cases, worst max abs {worst:.3g}"
-        )
+        ended = f"{name}: {finished.status} {finished.message} {len(finished.oracle)} cases, worst max abs {worst:.3g}"
+        typer.echo(one_line(ended))
     raise typer.Exit(0 if all(each.status is Status.OK for each in found.values()) else 1)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kbsub.adapters.pin import PIN
+from kbsub.adapters.source import SourceError, check_names, read_limited
 
 MAPPING_FILE = "kbsub_export.json"
 SCHEMA = 1
@@ -70,15 +71,19 @@ def choose_entries(names: Sequence[str], folder: Path, precision: str = "fp32") 
         paths = [folder / f"{stem}.py" for stem, row in declared.items() if precision in row.precision]
     else:
         raise ExportError(f"{folder.name} has no candidates of its own: name the files to export")
+    try:
+        check_names(paths)  # the mapping tells them apart by name
+    except SourceError as error:
+        raise ExportError(str(error)) from error
     entries = []
     for path in paths:
         beside = folder.is_dir() and path.resolve().parent == folder.resolve() and (folder / FILE_NAME).is_file()
         row = read_declarations(folder).get(path.stem) if beside else declaration_of(path)  # shown, never judged by
         facts = (row.contract, row.title) if row else (None, None)
-        entries.append(Entry(path, path.read_bytes(), *facts))
-    stems = [entry.stem for entry in entries]
-    if twice := sorted({stem for stem in stems if stems.count(stem) > 1}):
-        raise ExportError(f"two files are called {twice[0]}.py: rename one, the mapping tells them apart by name")
+        try:
+            entries.append(Entry(path, read_limited(path), *facts))
+        except SourceError as error:
+            raise ExportError(str(error)) from error
     if not entries:
         raise ExportError(f"{folder.name} declares no candidate for precision {precision}")
     return entries

@@ -8,6 +8,7 @@ from typing import Any
 
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
+from kbsub.adapters.printable import one_line, shown_name
 from kbsub.eval.gate import CHECKS, Answer, Check, exit_code
 from kbsub.eval.result import write_json_atomic
 
@@ -37,20 +38,20 @@ def as_junit(candidates: Candidates, facts: Mapping[str, Any]) -> JUnitXml:
     """One suite a candidate, one case a check. Failed: a failure; cannot be certified here: an error; else skipped."""
     document = JUnitXml("kbsub gate")
     for key, checks in candidates.items():
-        suite = TestSuite(key)
+        suite = TestSuite(shown_name(key))
         for name, value in facts.items():
-            suite.add_property(name, str(value))
+            suite.add_property(name, one_line(str(value)))
         for check in checks:
-            case = TestCase(check.name, f"{facts.get('task', 'task')}.{key}", check.seconds)
+            case = TestCase(check.name, shown_name(f"{facts.get('task', 'task')}.{key}"), check.seconds)
             outcome = {
                 Answer.FAIL: Failure,
                 Answer.UNCERTIFIED: Error,
                 Answer.NOT_REQUIRED: Skipped,
             }.get(check.answer)
             if outcome is not None:
-                case.result = [outcome(_xml(f"{check.answer}: {check.words}"), check.answer.value)]
+                case.result = [outcome(one_line(f"{check.answer}: {check.words}"), check.answer.value)]
             else:
-                case.system_out = _xml(check.words)
+                case.system_out = one_line(check.words)
             suite.add_testcase(case)
         document.add_testsuite(suite)
     document.update_statistics()
@@ -61,8 +62,3 @@ def write_junit(path: Path, candidates: Candidates, facts: Mapping[str, Any]) ->
     """Write the XML; folders are made."""
     path.parent.mkdir(parents=True, exist_ok=True)
     as_junit(candidates, facts).write(str(path), pretty=True)
-
-
-def _xml(text: str) -> str:
-    """Without the control characters that XML 1.0 cannot hold: messages quote what candidates print."""
-    return "".join(letter if letter in "\t\n\r" or ord(letter) >= 32 else "?" for letter in text)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import tempfile
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -18,9 +19,11 @@ from filelock import FileLock
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from kbsub.adapters.isolation import Status
+from kbsub.adapters.printable import printable, shown_name
 from kbsub.eval.files import write_text_atomic
 
 SCHEMA = 1
+_SURROGATE = re.compile("[\ud800-\udfff]")
 EARLIER = "earlier"  # of a baseline: its timings in older runs that stored candidates were part of (bench_record)
 # What may differ between two runs in the same environment.
 _RUN_FACTS = ("date", "project_commit", "stand_ins")
@@ -165,19 +168,22 @@ class Result(Loose):
 
 
 def row_key(stem: str, precision: str) -> str:
-    """The key of a candidate's row: "split_eager" for fp32, "split_eager@bf16" otherwise."""
-    return stem if precision == "fp32" else f"{stem}@{precision}"
+    """The key of a candidate's row: "split_eager" for fp32, "split_eager@bf16" otherwise; the name as it is shown."""
+    name = shown_name(stem)
+    return name if precision == "fp32" else f"{name}@{precision}"
 
 
 def jsonable(value: Any) -> Any:
     """The value with every non-finite float as "NaN", "Infinity" or "-Infinity": JSON has no words for them.
 
-    The models read those strings back as floats.
+    The models read those strings back as floats. Text that UTF-8 cannot hold (a lone surrogate) becomes printable.
     """
+    if isinstance(value, str):
+        return printable(value) if _SURROGATE.search(value) else value
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, Mapping):
-        return {str(key): jsonable(item) for key, item in value.items()}
+        return {jsonable(str(key)): jsonable(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [jsonable(item) for item in value]
     return value

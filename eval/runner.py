@@ -15,11 +15,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from kbsub.adapters import environment
 from kbsub.adapters.candidate import cuda_source_of
 from kbsub.adapters.isolation import MEMORY_LIMIT_VARIABLE, Outcome, Status, run_isolated
+from kbsub.adapters.printable import shown_name
+from kbsub.adapters.source import SourceError, read_limited
 from kbsub.adapters.task import Task
 from kbsub.eval.declarations import Declared, read_declared
 from kbsub.eval.machine_facts import display_path, memory_limit_bytes
@@ -38,6 +38,7 @@ from kbsub.eval.result import (
     update_result,
 )
 from kbsub.eval.shared_stages import SHARED, SHARES, SharedStages
+from kbsub.eval.stage_values import is_environment, stage_problem
 from kbsub.eval.stages import ENDS_THE_ROW, HONEST, STAGES, Stage
 from kbsub.eval.task_size import too_large
 
@@ -134,7 +135,7 @@ def run(plan: Plan, out: Path, report: Report, finished: Callable[[Row], None]) 
         for name in plan.stages:
             outcome = run_stage(plan, row, STAGES[name], functools.partial(report, row, name), shared)
             _record(row, STAGES[name], outcome)
-            known = row.environment or known
+            known = row.environment if is_environment(row.environment) else known
             if known is None:
                 found = run_isolated(ENVIRONMENT_TARGET, {"device": plan.device}, timeout_s=120)
                 if found.value is None:
@@ -198,9 +199,9 @@ def run_stage(
 
 def _payload(plan: Plan, file: Path, source: str, declaration: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "candidate": display_path(file),
+        "candidate": shown_name(display_path(file)),
         "candidate_source": source,
-        "stem": file.stem,
+        "stem": shown_name(file.stem),
         "task": plan.task_text,
         "precision": plan.precision,
         "kernelbench": str(plan.kernelbench) if plan.kernelbench else None,
@@ -245,8 +246,10 @@ def _read(file: Path) -> tuple[str, str, str | None]:
     """(sha256, text, what is wrong) of one reading of the file."""
     data = b""
     try:
-        data = file.read_bytes()
+        data = read_limited(file)
         text, problem = io.TextIOWrapper(io.BytesIO(data), "utf-8").read(), None
+    except SourceError as error:  # the sha256 is then that of nothing: the file was not read
+        text, problem = "", str(error)
     except (OSError, UnicodeDecodeError) as error:
         text, problem = "", f"cannot be read as UTF-8 text: {error}"
     return hashlib.sha256(data).hexdigest(), text, problem
@@ -286,12 +289,10 @@ def _blank_row(digest: str, precision: str, declaration: Mapping[str, Any]) -> d
 def _record(row: Row, stage: Stage, outcome: Outcome) -> None:
     """Put one outcome into the row. Only the official stage touches `status`, `reason` and `timing`."""
     found = dict(outcome.value or {})
-    if stage.name != "official" and found:
-        try:
-            Candidate.model_validate({**row.fields, stage.key: found})
-        except ValidationError as error:  # a judge's mistake costs this stage, not the run
-            words = f"the {stage.name} judge returned a malformed {stage.key}: {error.errors()[0]['loc']}"
-            found, outcome = {}, Outcome(Status.RUNTIME_ERROR, None, words, outcome.log, outcome.seconds)
+    problem = stage_problem(row.fields, stage, found)
+    if problem is not None:  # a judge's mistake, or words that a candidate put into its mouth, cost this stage alone
+        words = f"the {stage.name} judge returned a malformed {stage.key}: {problem}"
+        found, outcome = {}, Outcome(Status.RUNTIME_ERROR, None, words, outcome.log, outcome.seconds)
     row.outcomes[stage.name] = outcome
     row.environment = found.pop("environment", None) or row.environment
     row.fields["stages"][stage.name] = {

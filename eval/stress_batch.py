@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kbsub.adapters.isolation import Outcome, Status, run_isolated
-from kbsub.eval.stress_cases import FAIL, Row
+from kbsub.eval.stress_cases import CLASSES, FAIL, Row
 from kbsub.eval.stress_records import no_verdict, oracle_record, stress_record
 
 TARGET = "kbsub.eval.stress:judge_many"
@@ -78,7 +78,9 @@ def run_batch(
             env=env,
         )
         stems = [str(each["stem"]) for each in pending]
-        if outcome.status is Status.OK and outcome.value is not None:
+        if outcome.status is Status.OK and not _well_formed(outcome.value):
+            outcome = replace(outcome, status=Status.CRASHED, message="the child sent a result that is none of stress")
+        if outcome.status is Status.OK:
             _close(finished, stems, outcome)
             break
         if share.running is None:
@@ -109,14 +111,35 @@ class _Share:
         self.running: tuple[str, str, int] | None = None
 
     def note(self, event: dict[str, Any]) -> None:
+        """Raises one of kbsub.adapters.frames.SHAPE_ERRORS for an event that stress never sends; it ends the child."""
         stem = event.get("candidate")
         if stem in self.finished:
             if event.get("stage") == "case":
                 self.running = (str(stem), str(event["case"]), int(event.get("seed", 0)))
             elif event.get("stage") == "row":
-                self.finished[str(stem)].rows.append(event["row"])
+                self.finished[str(stem)].rows.append(_checked_row(event["row"]))
         if self.on_progress is not None:
             self.on_progress({key: value for key, value in event.items() if key != "row"})
+
+
+def _checked_row(row: Any) -> Row:
+    """A row as the child sends it; TypeError or ValueError for what is none."""
+    if not isinstance(row, dict) or not isinstance(row.get("name"), str):
+        raise TypeError("a row without a name")
+    if row.get("class") not in CLASSES:
+        raise ValueError("a row without a class")
+    if not isinstance(row.get("oracle", {}), dict) or not isinstance(row.get("reason", ""), str):
+        raise TypeError("a row whose oracle or reason has the wrong type")
+    return row
+
+
+def _well_formed(value: Mapping[str, Any] | None) -> bool:
+    """Whether a result is what `kbsub.eval.stress.judge_many` returns: {facts, failed}, and the keys of facts known."""
+    if value is None:
+        return False
+    failed = value.get("failed", {})
+    facts_are = isinstance(value.get("facts", {}), dict)
+    return facts_are and isinstance(failed, dict) and all(isinstance(words, str) for words in failed.values())
 
 
 def _close(finished: dict[str, Finished], stems: Sequence[str], outcome: Outcome) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kbsub.adapters.isolation import Status
+from kbsub.adapters.printable import markdown_cell, one_line, table_cell
 from kbsub.eval.baselines import BASELINES
 from kbsub.eval.bench_plan import OFFICIAL
 from kbsub.eval.comparison import Comparison, Verdict, compare, unpaired
@@ -38,11 +39,11 @@ class Table:
         """A GitHub table: the first column to the left, the others to the right (prose: left); the notes below."""
         if not self.rows:
             return f"_{self.title}: no such results are committed yet._"
-        lines = ["| " + " | ".join(self.headers) + " |"]
+        lines = ["| " + " | ".join(map(one_line, self.headers)) + " |"]
         lines.append("|---|" + ("---|" if self.prose else "---:|") * (len(self.headers) - 1))
-        lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in self.rows]
+        lines += ["| " + " | ".join(map(markdown_cell, row)) + " |" for row in self.rows]
         if self.notes:
-            lines += ["", *self.notes]
+            lines += ["", *map(one_line, self.notes)]
         return "\n".join(lines)
 
     def rich(self) -> Any:
@@ -50,12 +51,12 @@ class Table:
         from rich.markup import escape
         from rich.table import Table as RichTable
 
-        notes = escape("\n".join(self.notes)) or None
-        shown = RichTable(title=escape(self.title), caption=notes, caption_justify="left")
+        notes = escape("\n".join(map(table_cell, self.notes)))
+        shown = RichTable(title=escape(one_line(self.title)), caption=notes or None, caption_justify="left")
         for index, header in enumerate(self.headers):
-            shown.add_column(escape(header), justify="left" if index == 0 else "right", overflow="fold")
+            shown.add_column(escape(table_cell(header)), justify="left" if index == 0 else "right", overflow="fold")
         for row in self.rows:
-            shown.add_row(*map(escape, row))
+            shown.add_row(*(escape(table_cell(cell)) for cell in row))
         return shown
 
 

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from kbsub.adapters.isolation import Status
+from kbsub.adapters.printable import one_line, shown_name, table_cell
 from kbsub.eval.console import PlainConsole
 from kbsub.eval.runner import Plan, Row
 from kbsub.eval.stages import STAGES
@@ -40,7 +41,7 @@ def official_table(plan: Plan, rows: Sequence[Row]) -> Table:
     """Upstream's words; on a CPU the same columns, titled as the local check that they are."""
     certified = any(row.fields.get("official") for row in rows)
     title = "Official verdict, KernelBench's own evaluator" if certified else "Nothing official, local check only"
-    title += f": {plan.task.slug}, {plan.precision} ({plan.task.provenance})"
+    title = one_line(f"{title}: {plan.task.slug}, {plan.precision} ({plan.task.provenance})")
     table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     cells = [_official_cells(row) for row in rows]
     filled = [index for index in range(len(_COLUMNS)) if any(line[index] for line in cells)]
@@ -72,7 +73,7 @@ def added_table(rows: Sequence[Row]) -> Table | None:
     for name in names:
         table.add_column(f"{name}, equal_nan=True" if name == "stress" else name)
     for row in rows:
-        table.add_row(escape(row.file.stem), *(_stage_cell(row, name) for name in names))
+        table.add_row(_name(row), *(_stage_cell(row, name) for name in names))
     return table
 
 
@@ -80,7 +81,7 @@ def explanations(rows: Sequence[Row]) -> list[str]:
     """One line for every row or stage that did not end well: what happened, where, and what to do next."""
     lines = []
     for row in rows:
-        name = str(Path(row.file.parent.name, row.file.name))
+        name = shown_name(Path(row.file.parent.name, row.file.name))
         if "declaration_error" in row.fields:
             lines.append(f"{name}, declaration: {row.fields['declaration_error']}")
         told: dict[tuple[Status, str], list[str]] = {}
@@ -88,13 +89,13 @@ def explanations(rows: Sequence[Row]) -> list[str]:
             if outcome.status is not Status.OK:
                 told.setdefault((outcome.status, outcome.message), []).append(stage)
         lines += [_explanation(name, row, *end, stages) for end, stages in told.items()]
-    return lines
+    return [one_line(line) for line in lines]
 
 
 def _explanation(name: str, row: Row, status: Status, message: str, stages: list[str]) -> str:
     words = message if message.startswith(str(status)) else f"{status}: {message}"
     where = "" if len(stages) == len(row.outcomes) > 1 else f", {', '.join(stages)}"
-    again = f"kbsub eval {shlex.quote(str(row.file))} --only {','.join(stages)}"
+    again = f"kbsub eval {shlex.quote(shown_name(row.file))} --only {','.join(stages)}"
     hint = {
         Status.TIMEOUT: f". Rerun it alone with: {again} --timeout 900",
         Status.CRASHED: f". Its output is in the result file (stages.{stages[0]}.log). Rerun it alone with: {again}",
@@ -126,11 +127,11 @@ def _official_cells(row: Row) -> list[str]:
     mean, floor, times = timing.get("mean_ms"), (fields.get("floors") or {}).get("memory_ms"), speedup(fields)
     colour = _COLOURS.get(row.status, "red")
     return [
-        escape(row.file.stem),
+        _name(row),
         f"[{colour}]{row.status}[/{colour}]",
         _word(shown.get("compiled")),
         _word(shown.get("correctness")),
-        escape(shown.get("trials") or ""),
+        escape(table_cell(shown.get("trials") or "")),
         f"{mean:g}" if mean else "",
         f"{reference['mean_ms']:g}" if reference else "",
         f"{times:.2f}x" if times else "",
@@ -146,7 +147,11 @@ def _stage_cell(row: Row, name: str) -> str:
     if outcome.status is not Status.OK:
         colour = _COLOURS.get(outcome.status, "red")
         return f"[{colour}]{outcome.status}[/{colour}]"
-    return escape(STAGES[name].brief(outcome.value or {}))
+    return escape(table_cell(STAGES[name].brief(outcome.value or {})))
+
+
+def _name(row: Row) -> str:
+    return escape(shown_name(row.file.stem))  # in a column that is not folded
 
 
 def _word(value: bool | None) -> str:

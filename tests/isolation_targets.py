@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import signal
 import subprocess
@@ -124,3 +125,22 @@ def fork_and_leave(payload: dict[str, Any], progress: Any) -> dict[str, Any]:
     if os.fork() == 0:
         time.sleep(3600)
     os._exit(3)
+
+
+def send_frames(payload: dict[str, Any], progress: Any) -> dict[str, Any]:
+    """Sends each of payload["bodies"] (JSON text) as a frame with the right token and digest, then answers."""
+    for body in payload["bodies"]:
+        text = body.encode()
+        mark = hashlib.sha256(text).hexdigest()[:16]
+        frame = memoryview(f"\n{os.environ['KBSUB_RUN']} {mark} ".encode() + text + b"\n")
+        while frame:
+            frame = frame[os.write(int(sys.argv[1]), frame) :]
+    return {"answered": True}
+
+
+def surrogates(payload: dict[str, Any], progress: Any) -> dict[str, Any]:
+    """Text that UTF-8 cannot hold in an event, a print, a value and a message."""
+    words = "caf\udce9 \x1b[31m"
+    progress({"stage": words, "case": words})
+    print(words)
+    raise JudgeFailure(Status.RUNTIME_ERROR, words, {words: [words]})

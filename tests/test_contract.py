@@ -26,9 +26,7 @@ BIT_IDENTICAL = cuda_candidates("bit-identical")
 def examples(count: int) -> settings:
     """The same examples on every machine and in every run; one may take long (a compile)."""
     unhealthy = list(HealthCheck)
-    return settings(
-        max_examples=count, deadline=None, derandomize=True, database=None, suppress_health_check=unhealthy
-    )
+    return settings(max_examples=count, deadline=None, derandomize=True, database=None, suppress_health_check=unhealthy)
 
 
 BITS = st.integers(0, 2**32 - 1)

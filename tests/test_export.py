@@ -111,7 +111,7 @@ def test_candidates_are_named_by_stem_or_path_or_not_at_all(tmp_path):
 
 @pytest.mark.parametrize(
     "names, said",
-    [(["three"], r"three: neither .*there: one, two"), (["one", "one"], "two files are called one")],
+    [(["three"], r"three: neither .*there: one, two"), (["one", "one"], "two files of one name would share")],
 )
 def test_a_name_that_cannot_be_is_refused(tmp_path, names, said):
     with pytest.raises(ExportError, match=said):

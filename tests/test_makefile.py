@@ -97,9 +97,7 @@ def test_a_given_interpreter_without_this_project_installed_finds_it(tmp_path):
     subprocess.run(["make", "--silent", "links"], cwd=ROOT, check=True)
     code = "import kbsub.adapters.pin, kbsub.eval; print(kbsub.eval.__path__[0])"
     env = {**os.environ, "PYTHONPATH": str(ROOT / "build" / "types")}
-    found = subprocess.run(
-        [sys.executable, "-S", "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True
-    )
+    found = subprocess.run([sys.executable, "-S", "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert Path(found.stdout.strip()).resolve() == ROOT / "eval", found.stderr
 
 

@@ -20,6 +20,7 @@ def command(
     also holds the answer with the reference's. Exit code: 0 no case differs, 1 some do, 2 a file cannot be read,
     3 there is no stored comparison to audit.
     """
+    from kbsub.adapters.printable import one_line, printable, shown_name
     from kbsub.eval.audit import AuditError, audit_file
 
     total = changed = 0
@@ -27,15 +28,16 @@ def command(
         try:
             found = audit_file(path)
         except AuditError as error:
-            typer.echo(str(error), err=True)
+            typer.echo(printable(str(error)), err=True)
             raise typer.Exit(2) from error
         total += found.comparisons
         changed += len(found.changes)
-        typer.echo(f"{path}: {found.comparisons} stored comparisons, {len(found.changes)} would change class")
+        counted = f"{found.comparisons} stored comparisons, {len(found.changes)} would change class"
+        typer.echo(f"{shown_name(path)}: {counted}")
         for change in found.changes:
-            typer.echo(f"  {change}")
+            typer.echo(f"  {one_line(str(change))}")
         if verbose and found.closest is not None:
-            typer.echo(f"  closest to the edge: {found.closest}")
+            typer.echo(f"  closest to the edge: {one_line(str(found.closest))}")
     if not total:
         typer.echo("no stored comparison: run kbsub eval --only identity,stress first", err=True)
         raise typer.Exit(3)

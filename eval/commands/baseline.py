@@ -61,5 +61,7 @@ def command(
 
 
 def _stop(code: int, message: str) -> NoReturn:
-    typer.echo(f"kbsub baseline: {message}", err=True)
+    from kbsub.adapters.printable import printable
+
+    typer.echo(printable(f"kbsub baseline: {message}"), err=True)
     raise typer.Exit(code)

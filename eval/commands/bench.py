@@ -47,6 +47,7 @@ def command(
     Exit code: 0 every program was timed or says why not; 1 one failed while timed; 2 the call is wrong; 3 no GPU.
     """
     from kbsub.adapters.isolation import Status
+    from kbsub.adapters.printable import shown_name
     from kbsub.adapters.task import PRECISIONS, TaskError, resolve_task
     from kbsub.eval.baselines import DEFAULT_BASELINES, require_known
     from kbsub.eval.bench import run_bench
@@ -60,8 +61,8 @@ def command(
         read_candidate,
     )
     from kbsub.eval.bench_record import store
-    from kbsub.eval.declarations import DeclarationError, read_declared
     from kbsub.eval.console import console_for_stdout
+    from kbsub.eval.declarations import DeclarationError, read_declared
     from kbsub.eval.machine_facts import gpu_folder, gpu_index, gpu_name, submissions_folder
     from kbsub.eval.result import ResultError, read_result
     from kbsub.eval.timing import TimingProtocol
@@ -121,7 +122,8 @@ def command(
     except (ResultError, OSError) as error:
         _stop(1, f"{target}: {error}")
     except KeyboardInterrupt:
-        console.print(f"interrupted; every finished method is in {target}", style="yellow", highlight=False)
+        words = f"interrupted; every finished method is in {shown_name(target)}"
+        console.print(words, style="yellow", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(130) from None
     _summary(console, plan, record, target, show.said)
     failed = [
@@ -153,6 +155,7 @@ class _Show:
         from rich.markup import escape
 
         from kbsub.adapters.isolation import describe_event
+        from kbsub.adapters.printable import one_line
 
         if self.status is not None:
             self.status.update(escape(describe_event(event)))
@@ -160,25 +163,27 @@ class _Show:
         if bench.get("kind") == "dropped":
             self.said.add((bench["scene"], bench["name"]))
             words = f"{bench['scene']}: {bench['name']}: {bench['status']}: {bench['reason']}"
-            self.console.print(words, markup=False, highlight=False, soft_wrap=True)
+            self.console.print(one_line(words), markup=False, highlight=False, soft_wrap=True)
         elif bench.get("kind") == "scene" and bench["finished"]:
             timed = sum(bool(row.get("timing")) for row in bench["rows"].values())
-            self.console.print(f"{bench['scene']}: {timed} programs timed", highlight=False)
+            words = one_line(f"{bench['scene']}: {timed} programs timed")
+            self.console.print(words, markup=False, highlight=False, soft_wrap=True)
 
 
 def _summary(console: Any, plan: Any, record: Any, target: Path, said: set[tuple[str, str]]) -> None:
+    from kbsub.adapters.printable import one_line, printable, shown_name
     from kbsub.eval import compare
     from kbsub.eval.bench_plan import OFFICIAL
     from kbsub.eval.result import read_result
     from kbsub.eval.tables import floors_table, shapes_table, timing_table, verdicts_table
 
     for note in record.notes:
-        console.print(note, markup=False, highlight=False, soft_wrap=True)
+        console.print(printable(note), markup=False, highlight=False, soft_wrap=True)
     for scene in plan.scenes:
         for name, row in record.rows(scene).items():
             if row["status"] != "OK" and (scene.id, name) not in said:
                 words = f"{scene.id}: {name}: {row['status']}: {row.get('reason', '')}"
-                console.print(words, markup=False, highlight=False, soft_wrap=True)
+                console.print(one_line(words), markup=False, highlight=False, soft_wrap=True)
     if not target.exists():
         console.print("nothing was measured, nothing is written", style="bold yellow")
         return
@@ -193,10 +198,10 @@ def _summary(console: Any, plan: Any, record: Any, target: Path, said: set[tuple
         console.print(shapes_table(result, list(plan.candidates)).rich())
     if plan.device == "cpu":
         console.print("A rehearsal on the CPU: these times say nothing about a GPU.", style="bold yellow")
-    console.print(f"written to {target}", highlight=False)
+    console.print(f"written to {shown_name(target)}", markup=False, highlight=False, soft_wrap=True)
     try:
         for path in compare.write_summary(result, target.with_suffix("")):
-            console.print(f"written to {path}", highlight=False)
+            console.print(f"written to {shown_name(path)}", markup=False, highlight=False, soft_wrap=True)
     except ModuleNotFoundError as error:
         console.print(f"no pictures: {error}; install it with: pip install matplotlib", highlight=False)
 
@@ -217,5 +222,7 @@ def _checkout(explicit: Path | None, console: Any) -> Path | None:
 
 
 def _stop(code: int, message: str) -> NoReturn:
-    typer.echo(f"kbsub bench: {message}", err=True)
+    from kbsub.adapters.printable import printable
+
+    typer.echo(printable(f"kbsub bench: {message}"), err=True)
     raise typer.Exit(code)

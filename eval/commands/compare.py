@@ -24,6 +24,7 @@ def command(
     One file: ranked, with paired comparisons. Several: side by side, never ranked across GPUs or versions.
     Exit code: 0 done; 2 the call is wrong or a file cannot be read.
     """
+    from kbsub.adapters.printable import printable, shown_name
     from kbsub.eval import compare
     from kbsub.eval.console import console_for_stdout
     from kbsub.eval.machine_facts import gpu_folder, gpu_name
@@ -38,10 +39,11 @@ def command(
         else:
             tables = compare.tables_of(results[0], paths[0])
     except (ResultError, ValueError) as error:
-        typer.echo(f"kbsub compare: {error}", err=True)
+        typer.echo(printable(f"kbsub compare: {error}"), err=True)
         raise typer.Exit(2) from None
     if not any(table.rows for table in tables):
-        console.print(f"{paths[0]} holds no timing yet; run: kbsub bench", style="yellow", highlight=False)
+        words = f"{shown_name(paths[0])} holds no timing yet; run: kbsub bench"
+        console.print(words, style="yellow", markup=False, highlight=False, soft_wrap=True)
     for table in tables:
         console.print(table.rich())
     if out is None:
@@ -59,4 +61,4 @@ def command(
         page.write_text(tables[0].markdown() + "\n", encoding="utf-8")
         written.append(page)
     for path in written:
-        console.print(f"written: {path}", highlight=False)
+        console.print(f"written: {shown_name(path)}", markup=False, highlight=False, soft_wrap=True)

@@ -39,9 +39,10 @@ def command(
     file given with --declarations; it is read before anything runs. Any other candidates.toml is named and ignored.
     """
     from kbsub.adapters.checkout import CheckoutError, CheckoutMissing, find_checkout
+    from kbsub.adapters.printable import printable
     from kbsub.adapters.task import TaskError, resolve_task
-    from kbsub.eval.declarations import DeclarationError, read_declared
     from kbsub.eval.console import console_for_stdout
+    from kbsub.eval.declarations import DeclarationError, read_declared
     from kbsub.eval.machine_facts import gpu_folder, gpu_index, gpu_name
     from kbsub.eval.result import ResultError
     from kbsub.eval.runner import Plan, failures, run
@@ -63,7 +64,7 @@ def command(
         if kernelbench is not None:
             _stop(2, str(error))
         checkout = None
-        console.print(str(error), style="yellow")
+        console.print(printable(str(error)), style="yellow")
     except CheckoutError as error:
         _stop(2, str(error))
     if candidates and len(candidates) == 1 and Path(candidates[0]).is_dir():
@@ -138,7 +139,7 @@ def _files(names: list[str], task: str) -> tuple[Path, ...]:
     if not names:
         if folder is None:
             raise TaskError(f"--task {task}: there is no folder submissions/{task}; name the candidate files")
-        return tuple(file for file in sorted(folder.glob("*.py")) if file.name not in NOT_CANDIDATES)
+        return _kept_apart([file for file in sorted(folder.glob("*.py")) if file.name not in NOT_CANDIDATES])
     files = []
     for name in names:
         file = Path(name)
@@ -154,11 +155,18 @@ def _files(names: list[str], task: str) -> tuple[Path, ...]:
                 f"{name}: no such candidate file" + (f", and none of that name in {folder.name}" if folder else "")
             )
         files.append(file)
-    stems = [file.stem for file in files]
-    if twice := sorted({stem for stem in stems if stems.count(stem) > 1}):
-        raise TaskError(
-            f"{', '.join(twice)}: two files of one name would share a row; evaluate them with two --out files"
-        )
+    return _kept_apart(files)
+
+
+def _kept_apart(files: list[Path]) -> tuple[Path, ...]:
+    """The files, once it is sure that each has a row of its own."""
+    from kbsub.adapters.source import SourceError, check_names
+    from kbsub.adapters.task import TaskError
+
+    try:
+        check_names(files)
+    except SourceError as error:
+        raise TaskError(str(error)) from error
     return tuple(files)
 
 
@@ -186,19 +194,25 @@ class _Show:
 
     def report(self, row: Any, stage: str, event: Any) -> None:
         from kbsub.adapters.isolation import describe_event
+        from kbsub.adapters.printable import one_line, shown_name
 
-        of = f" of {event['of']}" if "of" in event else ""
-        self.progress.update(self.bar, description=f"{row.file.stem}: {stage}: {describe_event(event)}{of}")
+        of = f" of {event['of']}" if isinstance(event.get("of"), int) else ""
+        words = one_line(f"{shown_name(row.file.stem)}: {stage}: {describe_event(event)}{of}")
+        self.progress.update(self.bar, description=words)
 
     def finished(self, row: Any) -> None:
+        from kbsub.adapters.printable import one_line, shown_name
+
         self.progress.advance(self.bar)
         seconds = sum(outcome.seconds for outcome in row.outcomes.values())
         ended = ", ".join(f"{name} {outcome.status}" for name, outcome in row.outcomes.items())
-        self.console.print(f"{row.file.stem}: {ended} ({seconds:.1f} s)", highlight=False)
+        words = one_line(f"{shown_name(row.file.stem)}: {ended} ({seconds:.1f} s)")
+        self.console.print(words, markup=False, highlight=False, soft_wrap=True)
 
 
 def _summary(console: Any, plan: Any, rows: Any, target: Path) -> None:
     """Official first and apart, then the rest, then every line a person must act on."""
+    from kbsub.adapters.printable import one_line, shown_name
     from kbsub.eval.verdict_table import added_table, explanations, official_table, print_wide
 
     console.print()
@@ -215,14 +229,17 @@ def _summary(console: Any, plan: Any, rows: Any, target: Path) -> None:
         where = "no NVIDIA GPU" if plan.gpu is None else "no verdict from upstream's evaluator"
         console.print(
             f"Nothing official was certified ({where}): {checked} of {len(rows)} candidates were checked locally on "
-            f"the CPU, with the official predicate and seeds ({plan.task.provenance}).",
+            f"the CPU, with the official predicate and seeds ({one_line(plan.task.provenance)}).",
             style="bold yellow",
+            markup=False,
             highlight=False,
             soft_wrap=True,
         )
-    console.print(f"written to {target}", highlight=False)
+    console.print(f"written to {shown_name(target)}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _stop(code: int, message: str) -> NoReturn:
-    typer.echo(f"kbsub eval: {message}", err=True)
+    from kbsub.adapters.printable import printable
+
+    typer.echo(printable(f"kbsub eval: {message}"), err=True)
     raise typer.Exit(code)

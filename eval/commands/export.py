@@ -27,6 +27,7 @@ def command(
     """Write runs/NAME/level_L_problem_P_sample_K_kernel.py and a mapping file for upstream's own scripts."""
     import kbsub.submissions
     from kbsub.adapters.checkout import CheckoutError, find_checkout
+    from kbsub.adapters.printable import one_line, printable, shown_name
     from kbsub.adapters.task import TaskError, parse_task
     from kbsub.eval.declarations import DeclarationError
     from kbsub.eval.export import MAPPING_FILE, Best, ExportError, best_of, choose_entries, export
@@ -46,12 +47,12 @@ def command(
             entries, find_checkout(kernelbench).path, run_name, problem, best=chosen, precision=precision
         )
     except (CheckoutError, TaskError, DeclarationError, ExportError) as error:
-        typer.echo(f"kbsub export: {error}", err=True)
+        typer.echo(printable(f"kbsub export: {error}"), err=True)
         raise typer.Exit(1) from None
-    typer.echo(f"{'wrote' if new else 'already there, the same files:'} {len(entries)} samples in {folder}")
+    typer.echo(f"{'wrote' if new else 'already there, the same files:'} {len(entries)} samples in {shown_name(folder)}")
     for sample in json.loads((folder / MAPPING_FILE).read_text("utf-8"))["samples"]:
         note = f"  <- best, {chosen.why}" if sample["sample_id"] == 0 and new else ""
-        typer.echo(f"  {sample['file']}  {sample['candidate']}{note}")
+        typer.echo(f"  {sample['file']}  {shown_name(sample['candidate'])}{one_line(note)}")
 
 
 def read_stored(given: list[Path] | None, task: str, roots: tuple[Path, ...]) -> dict[str, Any]:

@@ -115,6 +115,8 @@ def _plan(
 def _run(plan: Any, out: Path) -> dict[str, Any]:
     """Row key -> its checks, after running what is required. Without the GPU that was asked for nothing is run."""
     from kbsub.adapters.candidate import cuda_source_of
+    from kbsub.adapters.frames import SHAPE_ERRORS
+    from kbsub.adapters.printable import one_line
     from kbsub.eval.gate import EXIT_USAGE, Answer, Check, answers
     from kbsub.eval.result import ResultError, row_key
     from kbsub.eval.runner import run
@@ -125,7 +127,8 @@ def _run(plan: Any, out: Path) -> dict[str, Any]:
         return {row_key(file.stem, plan.precision): nothing for file in plan.candidates}
 
     def finished(row: Any) -> None:
-        typer.echo(f"{row.key}: " + ", ".join(f"{name} {end.status}" for name, end in row.outcomes.items()), err=True)
+        ended = ", ".join(f"{name} {end.status}" for name, end in row.outcomes.items())
+        typer.echo(one_line(f"{row.key}: {ended}"), err=True)
 
     try:
         rows, _ = run(plan, out, lambda row, stage, event: None, finished)
@@ -136,7 +139,11 @@ def _run(plan: Any, out: Path) -> dict[str, Any]:
         declaration, wrong = plan.declaration_for(row.file)
         on_gpu = plan.device != "cpu"
         library_on_cpu = not on_gpu and cuda_source_of(row.source) is None
-        found[row.key] = answers(row.fields, declaration, plan.stages, library_on_cpu=library_on_cpu, on_gpu=on_gpu)
+        try:
+            found[row.key] = answers(row.fields, declaration, plan.stages, library_on_cpu=library_on_cpu, on_gpu=on_gpu)
+        except SHAPE_ERRORS as error:  # what a child sent is of no form that a judge sends: this row's failure alone
+            words = f"its row is malformed: {type(error).__name__}: {error}"
+            found[row.key] = [Check(name, Answer.FAIL, words) for name in plan.stages]
         if wrong:
             found[row.key] = [*found[row.key], Check("declaration", Answer.FAIL, wrong)]
     return found
@@ -154,17 +161,20 @@ def _write(
 
 
 def _print(found: dict[str, Any], required: tuple[str, ...]) -> None:
+    from kbsub.adapters.printable import one_line
     from kbsub.eval.gate import CHECKS, Answer
 
     marks = {Answer.PASS: "pass", Answer.FAIL: "FAIL", Answer.UNCERTIFIED: "CANNOT CERTIFY"}
     for key, checks in found.items():
         for check in checks:
             if check.answer is not Answer.NOT_REQUIRED:
-                typer.echo(f"{key}: {check.name}: {marks[check.answer]}: {check.words}")
+                typer.echo(one_line(f"{key}: {check.name}: {marks[check.answer]}: {check.words}"))
     if rest := [name for name in CHECKS if name not in required]:
         typer.echo(f"not required, so not certified: {', '.join(rest)}")
 
 
 def _stop(code: int, message: str) -> NoReturn:
-    typer.echo(f"kbsub gate: {message}", err=True)
+    from kbsub.adapters.printable import printable
+
+    typer.echo(printable(f"kbsub gate: {message}"), err=True)
     raise typer.Exit(code)

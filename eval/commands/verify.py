@@ -16,18 +16,19 @@ def command(
 
     Exit code: 0 everything is as listed; 1 a file is missing, altered, not listed or not readable; 2 the call is wrong.
     """
+    from kbsub.adapters.printable import one_line, printable, shown_name
     from kbsub.eval import manifest
     from kbsub.eval.result import ResultError, read_result
 
     if not folder.is_dir():
-        typer.echo(f"kbsub verify: {folder}: no such folder", err=True)
+        typer.echo(f"kbsub verify: {shown_name(folder)}: no such folder", err=True)
         raise typer.Exit(2)
     if write:
         typer.echo(f"written: {manifest.write_manifest(folder)}")
     try:
         problems = [f"{problem.file}: {problem.what}" for problem in manifest.check_manifest(folder)]
     except manifest.ManifestError as error:
-        typer.echo(f"kbsub verify: {error}", err=True)
+        typer.echo(printable(f"kbsub verify: {error}"), err=True)
         raise typer.Exit(1) from None
     count = 0
     for name in manifest.files_of(folder):
@@ -38,7 +39,7 @@ def command(
             except ResultError as error:
                 problems.append(str(error))
     for problem in problems:
-        typer.echo(problem)
+        typer.echo(one_line(problem))
     if problems:
         typer.echo(
             f"{folder}: {len(problems)} problems; if the change is meant: kbsub verify --write {folder}", err=True
