@@ -22,7 +22,7 @@ else:
     import tomli as tomllib
 
 from kbsub.adapters.task import dtype_of
-from kbsub.eval.host_executor.executor import (
+from kbsub.eval.host_executor.limits import (
     A100_LIMITS,
     B200_LIMITS,
     H200_LIMITS,
