@@ -9,6 +9,7 @@ Uses the NVRTC binding, as the candidates' own loader does. Must not know torch 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,6 +23,8 @@ else:
     import tomli as tomllib
 
 from kbsub.adapters.task import dtype_of
+from kbsub.eval.host_executor.cubin_facts import KernelFacts, NoNvrtc, compiled_facts
+from kbsub.eval.host_executor.launch_limits import Launch, argument, dim, refusals, resident_blocks
 from kbsub.eval.host_executor.limits import (
     A100_LIMITS,
     B200_LIMITS,
@@ -110,63 +113,108 @@ def resources_of(log: str) -> dict[str, Resources]:
     return found
 
 
-class _Recorder:
-    """Stands where a CudaModule stands; notes the options and launches nothing."""
+class Recorder:
+    """Stands where a CudaModule stands; notes each launch and launches nothing.
 
-    def __init__(self, limits: Any) -> None:
-        self.limits, self.index = limits, 0
+    `launches`: as the loader would hand them to the driver. `facts`: of each kernel, read when one asks for residency.
+    """
+
+    def __init__(self, source: str, options: tuple[str, ...], limits: Any) -> None:
+        self.source, self.options, self.limits, self.index = source, options, limits, 0
+        self.launches: dict[Launch, None] = {}
+        self._allowed: dict[str, int] = {}
+
+    @property
+    def facts(self) -> dict[str, KernelFacts]:
+        """NotCompiled where NVRTC is missing or refuses the source."""
+        return compiled_facts(self.source, self.options, f"sm_{self.limits.compute_capability}")
 
     def resident_blocks(self, name: str, threads: int, shared_bytes: int) -> int:
-        return int(self.limits.multiprocessors)
+        """As CudaModule's; by threads and dynamic shared memory alone where there is no NVRTC."""
+        self._allow(name, shared_bytes)
+        try:
+            kernel = self.facts[name]
+        except NoNvrtc:
+            kernel = None
+        return resident_blocks(kernel, threads, shared_bytes, self.limits)
 
-    def launch(self, *args: Any, **keywords: Any) -> None:
-        """Nothing."""
+    def _allow(self, name: str, shared_bytes: int) -> int:
+        self._allowed[name] = max(self._allowed.get(name, 0), shared_bytes)
+        return self._allowed[name]
+
+    def launch(
+        self,
+        name: str,
+        grid: tuple[int, ...],
+        block: tuple[int, ...],
+        arguments: tuple[Any, ...],
+        shared_bytes: int = 0,
+        cooperative: bool = False,
+    ) -> None:
+        """Noted, not made."""
+        allowed, given = self._allow(name, shared_bytes), tuple(map(argument, arguments))
+        self.launches.setdefault(Launch(name, dim(grid), dim(block), given, shared_bytes, cooperative, allowed))
+
+
+class Rehearsal:
+    """A candidate's forward on tensors without contents, on a device of `limits`: what would be launched.
+
+    `modules`: a Recorder for each set of NVRTC options that was asked for. Tensors are torch's "meta" ones: any size
+    costs nothing, and every address is 0, or `address` where a test wants one that is not aligned.
+    """
+
+    def __init__(self, candidate_source: str, limits: Limits) -> None:
+        space: dict[str, Any] = {"__name__": "candidate"}
+        exec(compile(candidate_source, "<candidate>", "exec"), space)
+        own_limits = space["DeviceLimits"](**asdict(limits))
+        self.modules: dict[tuple[str, ...], Recorder] = {}
+        self._model: tuple[Any, Any] = (None, None)
+
+        def cuda_module(source: str, options: tuple[str, ...], index: int) -> Recorder:
+            return self.modules.setdefault(tuple(options), Recorder(source, tuple(options), own_limits))
+
+        space |= {"DEVICE_TYPE": "meta", "device_limits": lambda index: own_limits, "cuda_module": cuda_module}
+        self.space = space
+
+    def forward(self, rows: int, n: int, precision: str, address: int = 0) -> None:
+        """One call on x (rows, n). ValueError where the file does not take the shape."""
+        import torch
+
+        dtype, kept = dtype_of(precision), torch.Tensor.data_ptr
+        if self._model[0] != (n, precision):
+            with torch.device("meta"):
+                self._model = (n, precision), self.space["ModelNew"]((n,)).to(dtype)
+        x = torch.empty(rows, n, dtype=dtype, device="meta")
+        torch.Tensor.data_ptr = lambda tensor: address if tensor is x else 0  # type: ignore[method-assign]
+        try:
+            with torch.no_grad():
+                self._model[1](x)
+        finally:
+            torch.Tensor.data_ptr = kept  # type: ignore[method-assign]
+
+    def refused(self) -> list[str]:
+        """Every launch so far that the driver would refuse, in words. NotCompiled without NVRTC."""
+        found: dict[str, None] = {}
+        for module in self.modules.values():
+            facts = module.facts
+            for launch in module.launches:
+                found |= dict.fromkeys(refusals(launch, facts.get(launch.kernel), module.limits))
+        return list(found)
+
+
+def rehearse(candidate_source: str, precisions: Iterable[str], limits: Limits) -> Rehearsal:
+    """The launches of a candidate on such a device over SHAPES and precisions."""
+    rehearsal = Rehearsal(candidate_source, limits)
+    for precision in precisions:
+        for rows, n in SHAPES:
+            with contextlib.suppress(ValueError):  # a shape that the file does not take
+                rehearsal.forward(rows, n, precision)
+    return rehearsal
 
 
 def option_sets(candidate_source: str, precisions: Iterable[str], limits: Limits) -> list[tuple[str, ...]]:
     """The NVRTC option tuples that a candidate's forward asks for on such a device, over SHAPES and precisions."""
-    import torch
-
-    space: dict[str, Any] = {"__name__": "candidate"}
-    exec(compile(candidate_source, "<candidate>", "exec"), space)
-    own_limits = space["DeviceLimits"](**asdict(limits))
-    seen: dict[tuple[str, ...], None] = {}
-
-    def cuda_module(source: str, options: tuple[str, ...], index: int) -> _Recorder:
-        seen.setdefault(tuple(options))
-        return _Recorder(own_limits)
-
-    space |= {"DEVICE_TYPE": "cpu", "device_limits": lambda index: own_limits, "cuda_module": cuda_module}
-    for precision in precisions:
-        dtype = dtype_of(precision)
-        for rows, n in SHAPES:
-            with torch.no_grad(), _LazyStatistics():
-                model = space["ModelNew"]((n,)).to(dtype)
-                try:
-                    model(torch.empty(rows, n, dtype=dtype))
-                except ValueError:
-                    continue  # a shape that the file does not take
-    return list(seen)
-
-
-class _LazyStatistics:
-    """Statistics that a split candidate takes from torch: of the right shape, not computed (268 MB would be read)."""
-
-    def __enter__(self) -> None:
-        import torch
-
-        self._kept = torch.var_mean
-
-        def var_mean(x: Any, dim: Any = None, **keywords: Any) -> tuple[Any, Any]:
-            shape = (x.shape[0], *(1 for _ in x.shape[1:]))
-            return torch.ones(shape), torch.zeros(shape)
-
-        torch.var_mean = var_mean  # type: ignore[assignment]
-
-    def __exit__(self, *exception: Any) -> None:
-        import torch
-
-        torch.var_mean = self._kept
+    return list(rehearse(candidate_source, precisions, limits).modules)
 
 
 def findings(

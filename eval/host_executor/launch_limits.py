@@ -25,7 +25,7 @@ MOST_BLOCK = (1024, 1024, 64)
 MOST_GRID = (2**31 - 1, 65_535, 65_535)
 REGISTERS = 65_536  # of a block at most, and of a multiprocessor
 REGISTER_UNIT = 256  # registers that a warp is given at a time: eight a thread
-WARP_UNIT = 4  # warps of a block are counted in fours, one for each quarter of a multiprocessor
+QUARTERS = 4  # of a multiprocessor, each with its own registers
 SHARED_UNIT = 128  # bytes
 SHARED_WITHOUT_ASKING = 49_152  # bytes, static and dynamic together, before MAX_DYNAMIC_SHARED_SIZE_BYTES is set
 MOST_CLUSTER = 8  # blocks of a cluster that every device takes
@@ -175,8 +175,8 @@ def _of_arguments(launch: Launch, kernel: KernelFacts) -> Iterator[str]:
 def resident_blocks(kernel: KernelFacts | None, threads: int, shared_bytes: int, limits: DeviceLimits) -> int:
     """Blocks of `threads` threads and `shared_bytes` of dynamic shared memory that the whole device holds at once.
 
-    As cuOccupancyMaxActiveBlocksPerMultiprocessor times the multiprocessors. `kernel` None: registers and static
-    shared memory are not known and not counted.
+    As cuOccupancyMaxActiveBlocksPerMultiprocessor times the multiprocessors; like that, it does not ask launch bounds.
+    `kernel` None: registers and static shared memory are not known and not counted.
     """
     warps = -(-threads // WARP)
     most = MOST_BLOCKS.get(limits.compute_capability, 32)
@@ -184,10 +184,8 @@ def resident_blocks(kernel: KernelFacts | None, threads: int, shared_bytes: int,
     shared = shared_bytes + SYSTEM_SHARED_BYTES + (kernel.static_shared if kernel else 0)
     each = min(each, limits.shared_bytes_per_multiprocessor // (-(-shared // SHARED_UNIT) * SHARED_UNIT))
     if kernel is not None:
-        if kernel.max_threads is not None and threads > kernel.max_threads:
-            return 0
-        warps_of_quarter = REGISTERS // WARP_UNIT // _registers_of_warp(kernel)
-        each = min(each, warps_of_quarter * WARP_UNIT // (-(-warps // WARP_UNIT) * WARP_UNIT))
+        warps_of_quarter = REGISTERS // QUARTERS // _registers_of_warp(kernel)
+        each = min(each, warps_of_quarter * QUARTERS // warps)
     return each * limits.multiprocessors
 
 
