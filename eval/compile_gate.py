@@ -13,7 +13,7 @@ import contextlib
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ else:
     import tomli as tomllib
 
 from kbsub.adapters.task import dtype_of
-from kbsub.eval.host_executor.cubin_facts import KernelFacts, NoNvrtc, compiled_facts
+from kbsub.eval.host_executor.cubin_facts import KernelFacts, NoNvrtc, compiled_facts, cubin_of, read_cubin
 from kbsub.eval.host_executor.launch_limits import Launch, argument, dim, refusals, resident_blocks
 from kbsub.eval.host_executor.limits import (
     A100_LIMITS,
@@ -45,7 +45,7 @@ DEVICES: dict[str, Limits] = {
     "sm_120": RTX5090_LIMITS,
 }
 # (rows, width) that lead a forward through every set of options it uses; nothing is computed.
-SHAPES = ((1, 64), (2, 4096), (2, 20_672), (2, 131_072), (300, 131_072), (16, 4_194_304), (3, 1001))
+SHAPES = ((1, 64), (2, 4096), (2, 10_000), (2, 20_672), (2, 131_072), (300, 131_072), (16, 4_194_304), (3, 1001))
 REGISTER_STEP = 8  # registers are given out in eights; a newer ptxas may use a few more within one
 
 _FUNCTION = re.compile(r"Function properties for (\w+)")
@@ -70,12 +70,16 @@ class Resources:
 
 @dataclass(frozen=True)
 class Compiled:
-    """`log` is the compiler's own, `ptx` what it handed to ptxas, `resources` by kernel; `error` when it failed."""
+    """`log` is the compiler's own, `ptx` what it handed to ptxas, `resources` by kernel; `error` when it failed.
+
+    `facts` by kernel, from the cubin; none where only PTX was asked for.
+    """
 
     log: str
     ptx: str
     resources: dict[str, Resources]
     error: str | None = None
+    facts: dict[str, KernelFacts] = field(default_factory=dict)
 
 
 def compile_source(source: str, options: Sequence[str], arch: str) -> Compiled:
@@ -94,8 +98,9 @@ def compile_source(source: str, options: Sequence[str], arch: str) -> Compiled:
         error = str(caught)
     log = nvrtc.getProgramLog(program).replace("\0", "")
     ptx = "" if error else nvrtc.getPTX(program).decode()
+    facts = read_cubin(cubin_of(nvrtc, program), ptx) if verbose and not error else {}
     nvrtc.destroyProgram(program)
-    return Compiled(log, ptx, resources_of(log), error)
+    return Compiled(log, ptx, resources_of(log), error, facts)
 
 
 def resources_of(log: str) -> dict[str, Resources]:
@@ -116,12 +121,13 @@ def resources_of(log: str) -> dict[str, Resources]:
 class Recorder:
     """Stands where a CudaModule stands; notes each launch and launches nothing.
 
-    `launches`: as the loader would hand them to the driver. `facts`: of each kernel, read when one asks for residency.
+    `launches`: as the loader would hand them to the driver, each with the first shape that asked for it.
     """
 
     def __init__(self, source: str, options: tuple[str, ...], limits: Any) -> None:
         self.source, self.options, self.limits, self.index = source, options, limits, 0
-        self.launches: dict[Launch, None] = {}
+        self.launches: dict[Launch, str] = {}
+        self.shape = ""  # of the call under way
         self._allowed: dict[str, int] = {}
 
     @property
@@ -153,7 +159,8 @@ class Recorder:
     ) -> None:
         """Noted, not made."""
         allowed, given = self._allow(name, shared_bytes), tuple(map(argument, arguments))
-        self.launches.setdefault(Launch(name, dim(grid), dim(block), given, shared_bytes, cooperative, allowed))
+        launch = Launch(name, dim(grid), dim(block), given, shared_bytes, cooperative, allowed)
+        self.launches.setdefault(launch, self.shape)
 
 
 class Rehearsal:
@@ -169,9 +176,13 @@ class Rehearsal:
         own_limits = space["DeviceLimits"](**asdict(limits))
         self.modules: dict[tuple[str, ...], Recorder] = {}
         self._model: tuple[Any, Any] = (None, None)
+        self._shape = ""
+        self.launched = 0  # calls that launched something
 
         def cuda_module(source: str, options: tuple[str, ...], index: int) -> Recorder:
-            return self.modules.setdefault(tuple(options), Recorder(source, tuple(options), own_limits))
+            module = self.modules.setdefault(tuple(options), Recorder(source, tuple(options), own_limits))
+            module.shape = self._shape
+            return module
 
         space |= {"DEVICE_TYPE": "meta", "device_limits": lambda index: own_limits, "cuda_module": cuda_module}
         self.space = space
@@ -185,21 +196,33 @@ class Rehearsal:
             with torch.device("meta"):
                 self._model = (n, precision), self.space["ModelNew"]((n,)).to(dtype)
         x = torch.empty(rows, n, dtype=dtype, device="meta")
-        torch.Tensor.data_ptr = lambda tensor: address if tensor is x else 0  # type: ignore[method-assign]
+        self._shape = f"{rows}x{n} {precision}"
+        for module in self.modules.values():  # a file may keep its module
+            module.shape = self._shape
+        torch.Tensor.data_ptr = lambda tensor: address if tensor is x else 0  # type: ignore[assignment,method-assign]
         try:
             with torch.no_grad():
                 self._model[1](x)
+            self.launched += 1
         finally:
             torch.Tensor.data_ptr = kept  # type: ignore[method-assign]
 
     def refused(self) -> list[str]:
-        """Every launch so far that the driver would refuse, in words. NotCompiled without NVRTC."""
-        found: dict[str, None] = {}
-        for module in self.modules.values():
-            facts = module.facts
-            for launch in module.launches:
-                found |= dict.fromkeys(refusals(launch, facts.get(launch.kernel), module.limits))
-        return list(found)
+        """Every launch so far that the driver would refuse, each rule once, in words. NotCompiled without NVRTC."""
+        return [line for module in self.modules.values() for line in refused_launches(module, module.facts)]
+
+
+def refused_launches(module: Recorder, facts: Mapping[str, KernelFacts]) -> list[str]:
+    """Which noted launches the driver would refuse, each kernel and rule with the first shape that breaks it."""
+    found: dict[str, str] = {}
+    for launch, shape in module.launches.items():
+        if launch.kernel not in facts:
+            found.setdefault(f"{launch.kernel}: no kernel of that name, the source has {sorted(facts)}", shape)
+        for text in refusals(launch, facts.get(launch.kernel), module.limits):
+            found.setdefault(text, shape)
+    return [
+        f"{text}; at {shape}, compute capability {module.limits.compute_capability}" for text, shape in found.items()
+    ]
 
 
 def rehearse(candidate_source: str, precisions: Iterable[str], limits: Limits) -> Rehearsal:
@@ -224,8 +247,9 @@ def findings(
     arch: str,
     compiled: Compiled,
     budget: Mapping[str, Mapping[str, int]],
+    module: Recorder | None = None,
 ) -> list[str]:
-    """What is wrong with one build, each in a line."""
+    """What is wrong with one build, each in a line; of `module`, the launches that the driver would refuse."""
     where = f"{stem} for {arch} with {' '.join(o for o in options if o.startswith('-D')) or 'its options'}"
     if compiled.error:
         return [f"{where}: {compiled.error}\n{compiled.log}"]
@@ -241,6 +265,8 @@ def findings(
         over = [f"{key} {value} > {allowed[key]}" for key, value in asdict(used).items() if value > allowed[key]]
         if over:
             found.append(f"{where}: kernel {kernel} over its budget: {', '.join(over)}")
+    if module is not None:
+        found += [f"{where}: {text}" for text in refused_launches(module, compiled.facts)]
     return found
 
 
@@ -255,12 +281,10 @@ def unasked_fusion(source: str, options: tuple[str, ...], arch: str, ptx: str) -
     return found
 
 
-def source_and_options(path: Path, precisions: Iterable[str], arch: str) -> tuple[str, list[tuple[str, ...]]]:
-    """(CUDA_SOURCE, option sets) of a candidate file on a device of `arch`."""
-    text = path.read_text(encoding="utf-8")
-    space: dict[str, Any] = {"__name__": "candidate"}
-    exec(compile(text, path.name, "exec"), space)
-    return str(space["CUDA_SOURCE"]), option_sets(text, precisions, DEVICES[arch])
+def source_and_builds(path: Path, precisions: Iterable[str], arch: str) -> tuple[str, dict[tuple[str, ...], Recorder]]:
+    """(CUDA_SOURCE, {options: the launches asked for with them}) of a candidate file on a device of `arch`."""
+    rehearsal = rehearse(path.read_text(encoding="utf-8"), precisions, DEVICES[arch])
+    return str(rehearsal.space["CUDA_SOURCE"]), rehearsal.modules
 
 
 def budget_of(built: Iterable[Mapping[str, Resources]]) -> dict[str, dict[str, int]]:
@@ -313,8 +337,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         precisions = declaration.precision if declaration else ("fp32",)
         built = []
         for arch in DEVICES:
-            source, sets = source_and_options(path, precisions, arch)
-            for options in sets:
+            source, builds = source_and_builds(path, precisions, arch)
+            for options, module in builds.items():
                 try:
                     compiled = compile_source(source, options, arch)
                 except ImportError as error:
@@ -322,7 +346,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     return 3
                 built.append(compiled.resources)
                 budget = budget_of(built) if given.write else budgets.get(path.stem, {})
-                bad += findings(path.stem, source, options, arch, compiled, budget)
+                bad += findings(path.stem, source, options, arch, compiled, budget, module)
         budgets[path.stem] = budget_of(built)
         print(f"{path.stem}: {len(built)} builds")
     if given.write:
