@@ -9,10 +9,11 @@ Uses the NVRTC binding, as the candidates' own loader does. Must not know torch 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,9 @@ else:
     import tomli as tomllib
 
 from kbsub.adapters.task import dtype_of
-from kbsub.eval.host_executor.executor import (
+from kbsub.eval.host_executor.cubin_facts import KernelFacts, NoNvrtc, compiled_facts, cubin_of, read_cubin
+from kbsub.eval.host_executor.launch_limits import Launch, argument, dim, refusals, resident_blocks
+from kbsub.eval.host_executor.limits import (
     A100_LIMITS,
     B200_LIMITS,
     H200_LIMITS,
@@ -42,7 +45,7 @@ DEVICES: dict[str, Limits] = {
     "sm_120": RTX5090_LIMITS,
 }
 # (rows, width) that lead a forward through every set of options it uses; nothing is computed.
-SHAPES = ((1, 64), (2, 4096), (2, 20_672), (2, 131_072), (300, 131_072), (16, 4_194_304), (3, 1001))
+SHAPES = ((1, 64), (2, 4096), (2, 10_000), (2, 20_672), (2, 131_072), (300, 131_072), (16, 4_194_304), (3, 1001))
 REGISTER_STEP = 8  # registers are given out in eights; a newer ptxas may use a few more within one
 
 _FUNCTION = re.compile(r"Function properties for (\w+)")
@@ -67,12 +70,16 @@ class Resources:
 
 @dataclass(frozen=True)
 class Compiled:
-    """`log` is the compiler's own, `ptx` what it handed to ptxas, `resources` by kernel; `error` when it failed."""
+    """`log` is the compiler's own, `ptx` what it handed to ptxas, `resources` by kernel; `error` when it failed.
+
+    `facts` by kernel, from the cubin; none where only PTX was asked for.
+    """
 
     log: str
     ptx: str
     resources: dict[str, Resources]
     error: str | None = None
+    facts: dict[str, KernelFacts] = field(default_factory=dict)
 
 
 def compile_source(source: str, options: Sequence[str], arch: str) -> Compiled:
@@ -91,8 +98,9 @@ def compile_source(source: str, options: Sequence[str], arch: str) -> Compiled:
         error = str(caught)
     log = nvrtc.getProgramLog(program).replace("\0", "")
     ptx = "" if error else nvrtc.getPTX(program).decode()
+    facts = read_cubin(cubin_of(nvrtc, program), ptx) if verbose and not error else {}
     nvrtc.destroyProgram(program)
-    return Compiled(log, ptx, resources_of(log), error)
+    return Compiled(log, ptx, resources_of(log), error, facts)
 
 
 def resources_of(log: str) -> dict[str, Resources]:
@@ -110,63 +118,126 @@ def resources_of(log: str) -> dict[str, Resources]:
     return found
 
 
-class _Recorder:
-    """Stands where a CudaModule stands; notes the options and launches nothing."""
+class Recorder:
+    """Stands where a CudaModule stands; notes each launch and launches nothing.
 
-    def __init__(self, limits: Any) -> None:
-        self.limits, self.index = limits, 0
+    `launches`: as the loader would hand them to the driver, each with the first shape that asked for it.
+    """
+
+    def __init__(self, source: str, options: tuple[str, ...], limits: Any) -> None:
+        self.source, self.options, self.limits, self.index = source, options, limits, 0
+        self.launches: dict[Launch, str] = {}
+        self.shape = ""  # of the call under way
+        self._allowed: dict[str, int] = {}
+
+    @property
+    def facts(self) -> dict[str, KernelFacts]:
+        """NotCompiled where NVRTC is missing or refuses the source."""
+        return compiled_facts(self.source, self.options, f"sm_{self.limits.compute_capability}")
 
     def resident_blocks(self, name: str, threads: int, shared_bytes: int) -> int:
-        return int(self.limits.multiprocessors)
+        """As CudaModule's; by threads and dynamic shared memory alone where there is no NVRTC."""
+        self._allow(name, shared_bytes)
+        try:
+            kernel = self.facts[name]
+        except NoNvrtc:
+            kernel = None
+        return resident_blocks(kernel, threads, shared_bytes, self.limits)
 
-    def launch(self, *args: Any, **keywords: Any) -> None:
-        """Nothing."""
+    def _allow(self, name: str, shared_bytes: int) -> int:
+        self._allowed[name] = max(self._allowed.get(name, 0), shared_bytes)
+        return self._allowed[name]
+
+    def launch(
+        self,
+        name: str,
+        grid: tuple[int, ...],
+        block: tuple[int, ...],
+        arguments: tuple[Any, ...],
+        shared_bytes: int = 0,
+        cooperative: bool = False,
+    ) -> None:
+        """Noted, not made."""
+        allowed, given = self._allow(name, shared_bytes), tuple(map(argument, arguments))
+        launch = Launch(name, dim(grid), dim(block), given, shared_bytes, cooperative, allowed)
+        self.launches.setdefault(launch, self.shape)
+
+
+class Rehearsal:
+    """A candidate's forward on tensors without contents, on a device of `limits`: what would be launched.
+
+    `modules`: a Recorder for each set of NVRTC options that was asked for. Tensors are torch's "meta" ones: any size
+    costs nothing, and every address is 0, or `address` where a test wants one that is not aligned.
+    """
+
+    def __init__(self, candidate_source: str, limits: Limits) -> None:
+        space: dict[str, Any] = {"__name__": "candidate"}
+        exec(compile(candidate_source, "<candidate>", "exec"), space)
+        own_limits = space["DeviceLimits"](**asdict(limits))
+        self.modules: dict[tuple[str, ...], Recorder] = {}
+        self._model: tuple[Any, Any] = (None, None)
+        self._shape = ""
+        self.launched = 0  # calls that launched something
+
+        def cuda_module(source: str, options: tuple[str, ...], index: int) -> Recorder:
+            module = self.modules.setdefault(tuple(options), Recorder(source, tuple(options), own_limits))
+            module.shape = self._shape
+            return module
+
+        space |= {"DEVICE_TYPE": "meta", "device_limits": lambda index: own_limits, "cuda_module": cuda_module}
+        self.space = space
+
+    def forward(self, rows: int, n: int, precision: str, address: int = 0) -> None:
+        """One call on x (rows, n). ValueError where the file does not take the shape."""
+        import torch
+
+        dtype, kept = dtype_of(precision), torch.Tensor.data_ptr
+        if self._model[0] != (n, precision):
+            with torch.device("meta"):
+                self._model = (n, precision), self.space["ModelNew"]((n,)).to(dtype)
+        x = torch.empty(rows, n, dtype=dtype, device="meta")
+        self._shape = f"{rows}x{n} {precision}"
+        for module in self.modules.values():  # a file may keep its module
+            module.shape = self._shape
+        torch.Tensor.data_ptr = lambda tensor: address if tensor is x else 0  # type: ignore[assignment,method-assign]
+        try:
+            with torch.no_grad():
+                self._model[1](x)
+            self.launched += 1
+        finally:
+            torch.Tensor.data_ptr = kept  # type: ignore[method-assign]
+
+    def refused(self) -> list[str]:
+        """Every launch so far that the driver would refuse, each rule once, in words. NotCompiled without NVRTC."""
+        return [line for module in self.modules.values() for line in refused_launches(module, module.facts)]
+
+
+def refused_launches(module: Recorder, facts: Mapping[str, KernelFacts]) -> list[str]:
+    """Which noted launches the driver would refuse, each kernel and rule with the first shape that breaks it."""
+    found: dict[str, str] = {}
+    for launch, shape in module.launches.items():
+        if launch.kernel not in facts:
+            found.setdefault(f"{launch.kernel}: no kernel of that name, the source has {sorted(facts)}", shape)
+        for text in refusals(launch, facts.get(launch.kernel), module.limits):
+            found.setdefault(text, shape)
+    return [
+        f"{text}; at {shape}, compute capability {module.limits.compute_capability}" for text, shape in found.items()
+    ]
+
+
+def rehearse(candidate_source: str, precisions: Iterable[str], limits: Limits) -> Rehearsal:
+    """The launches of a candidate on such a device over SHAPES and precisions."""
+    rehearsal = Rehearsal(candidate_source, limits)
+    for precision in precisions:
+        for rows, n in SHAPES:
+            with contextlib.suppress(ValueError):  # a shape that the file does not take
+                rehearsal.forward(rows, n, precision)
+    return rehearsal
 
 
 def option_sets(candidate_source: str, precisions: Iterable[str], limits: Limits) -> list[tuple[str, ...]]:
     """The NVRTC option tuples that a candidate's forward asks for on such a device, over SHAPES and precisions."""
-    import torch
-
-    space: dict[str, Any] = {"__name__": "candidate"}
-    exec(compile(candidate_source, "<candidate>", "exec"), space)
-    own_limits = space["DeviceLimits"](**asdict(limits))
-    seen: dict[tuple[str, ...], None] = {}
-
-    def cuda_module(source: str, options: tuple[str, ...], index: int) -> _Recorder:
-        seen.setdefault(tuple(options))
-        return _Recorder(own_limits)
-
-    space |= {"DEVICE_TYPE": "cpu", "device_limits": lambda index: own_limits, "cuda_module": cuda_module}
-    for precision in precisions:
-        dtype = dtype_of(precision)
-        for rows, n in SHAPES:
-            with torch.no_grad(), _LazyStatistics():
-                model = space["ModelNew"]((n,)).to(dtype)
-                try:
-                    model(torch.empty(rows, n, dtype=dtype))
-                except ValueError:
-                    continue  # a shape that the file does not take
-    return list(seen)
-
-
-class _LazyStatistics:
-    """Statistics that a split candidate takes from torch: of the right shape, not computed (268 MB would be read)."""
-
-    def __enter__(self) -> None:
-        import torch
-
-        self._kept = torch.var_mean
-
-        def var_mean(x: Any, dim: Any = None, **keywords: Any) -> tuple[Any, Any]:
-            shape = (x.shape[0], *(1 for _ in x.shape[1:]))
-            return torch.ones(shape), torch.zeros(shape)
-
-        torch.var_mean = var_mean  # type: ignore[assignment]
-
-    def __exit__(self, *exception: Any) -> None:
-        import torch
-
-        torch.var_mean = self._kept
+    return list(rehearse(candidate_source, precisions, limits).modules)
 
 
 def findings(
@@ -176,8 +247,9 @@ def findings(
     arch: str,
     compiled: Compiled,
     budget: Mapping[str, Mapping[str, int]],
+    module: Recorder | None = None,
 ) -> list[str]:
-    """What is wrong with one build, each in a line."""
+    """What is wrong with one build, each in a line; of `module`, the launches that the driver would refuse."""
     where = f"{stem} for {arch} with {' '.join(o for o in options if o.startswith('-D')) or 'its options'}"
     if compiled.error:
         return [f"{where}: {compiled.error}\n{compiled.log}"]
@@ -193,6 +265,8 @@ def findings(
         over = [f"{key} {value} > {allowed[key]}" for key, value in asdict(used).items() if value > allowed[key]]
         if over:
             found.append(f"{where}: kernel {kernel} over its budget: {', '.join(over)}")
+    if module is not None:
+        found += [f"{where}: {text}" for text in refused_launches(module, compiled.facts)]
     return found
 
 
@@ -207,12 +281,10 @@ def unasked_fusion(source: str, options: tuple[str, ...], arch: str, ptx: str) -
     return found
 
 
-def source_and_options(path: Path, precisions: Iterable[str], arch: str) -> tuple[str, list[tuple[str, ...]]]:
-    """(CUDA_SOURCE, option sets) of a candidate file on a device of `arch`."""
-    text = path.read_text(encoding="utf-8")
-    space: dict[str, Any] = {"__name__": "candidate"}
-    exec(compile(text, path.name, "exec"), space)
-    return str(space["CUDA_SOURCE"]), option_sets(text, precisions, DEVICES[arch])
+def source_and_builds(path: Path, precisions: Iterable[str], arch: str) -> tuple[str, dict[tuple[str, ...], Recorder]]:
+    """(CUDA_SOURCE, {options: the launches asked for with them}) of a candidate file on a device of `arch`."""
+    rehearsal = rehearse(path.read_text(encoding="utf-8"), precisions, DEVICES[arch])
+    return str(rehearsal.space["CUDA_SOURCE"]), rehearsal.modules
 
 
 def budget_of(built: Iterable[Mapping[str, Resources]]) -> dict[str, dict[str, int]]:
@@ -265,8 +337,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         precisions = declaration.precision if declaration else ("fp32",)
         built = []
         for arch in DEVICES:
-            source, sets = source_and_options(path, precisions, arch)
-            for options in sets:
+            source, builds = source_and_builds(path, precisions, arch)
+            for options, module in builds.items():
                 try:
                     compiled = compile_source(source, options, arch)
                 except ImportError as error:
@@ -274,7 +346,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     return 3
                 built.append(compiled.resources)
                 budget = budget_of(built) if given.write else budgets.get(path.stem, {})
-                bad += findings(path.stem, source, options, arch, compiled, budget)
+                bad += findings(path.stem, source, options, arch, compiled, budget, module)
         budgets[path.stem] = budget_of(built)
         print(f"{path.stem}: {len(built)} builds")
     if given.write:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kbsub.eval import compile_gate
-from kbsub.eval.compile_gate import DEVICES, compile_source, findings, read_budget, source_and_options
+from kbsub.eval.compile_gate import DEVICES, compile_source, findings, read_budget, source_and_builds
 from kbsub.eval.host_executor import kernel_names
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -31,12 +31,12 @@ IEEE = ("--std=c++17", "--fmad=true", "--ftz=false")
 @pytest.mark.parametrize("arch", DEVICES)
 @pytest.mark.parametrize("stem", CUDA)
 def test_candidate_compiles_cleanly_within_its_budget(stem: str, arch: str) -> None:
-    source, option_sets = source_and_options(FOLDER / f"{stem}.py", CUDA[stem], arch)
-    assert len(option_sets) >= 1, f"{stem}: no shape of compile_gate.SHAPES made it launch anything"
+    source, builds = source_and_builds(FOLDER / f"{stem}.py", CUDA[stem], arch)
+    assert len(builds) >= 1, f"{stem}: no shape of compile_gate.SHAPES made it launch anything"
     found = []
-    for options in option_sets:
+    for options, module in builds.items():
         compiled = compile_source(source, options, arch)
-        found += findings(stem, source, options, arch, compiled, BUDGET.get(stem, {}))
+        found += findings(stem, source, options, arch, compiled, BUDGET.get(stem, {}), module)
         assert compiled.error or set(compiled.resources) == set(kernel_names(source, options))
     assert not found, "\n".join(found)
 
@@ -44,8 +44,8 @@ def test_candidate_compiles_cleanly_within_its_budget(stem: str, arch: str) -> N
 @pytest.mark.parametrize("arch", DEVICES)
 @pytest.mark.parametrize("stem", CUDA)
 def test_every_build_of_a_candidate_is_gated(stem: str, arch: str) -> None:
-    _, option_sets = source_and_options(FOLDER / f"{stem}.py", CUDA[stem], arch)
-    gated = sorted(tuple(option for option in options if option.startswith("-D")) for options in option_sets)
+    _, builds = source_and_builds(FOLDER / f"{stem}.py", CUDA[stem], arch)
+    gated = sorted(tuple(option for option in options if option.startswith("-D")) for options in builds)
     named = [[f"-D{name}={value}" for value in values] for name, values in BUILDS.get(stem, {}).items()]
     assert gated == sorted(itertools.product(*named)), "add a shape to compile_gate.SHAPES, or a row to BUILDS"
 

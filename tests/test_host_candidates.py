@@ -18,6 +18,7 @@ from host_run import DTYPES, cuda_candidates, disagreement, source_of
 # (rows, width): each next width reaches another kernel of some candidate (registers, shared memory, rings, chunks).
 SHAPES = (
     (3, 4), (3, 7), (5, 100), (3, 200), (2, 516), (2, 1001), (2, 1028), (3, 2052), (2, 4100), (2, 8192),
+    (3, 10_000), (9, 12_288),  # 512 threads a row where all rows are resident at once, else 256
     (3, 20_672), (5, 33_000), (4, 65_540), (2, 131_076), (2, 150_001),
     (1, 327_684),  # a row with the device to itself: larger stages, and enough of them to go round the ring
 )  # fmt: skip

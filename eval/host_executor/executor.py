@@ -6,8 +6,9 @@
 
 What this can show: the bits of every operation, missing barriers and waits, overruns, deadlocks, unwritten outputs.
 What it cannot: time, a proof under the memory model (fences are all strong here, races that need two threads at the
-very same instant are not found), registers and occupancy limits they set, and the device's `rsqrtf` (correctly rounded
-here, up to two ulps off there). x86-64 Linux only.
+very same instant are not found), and the device's `rsqrtf` (correctly rounded here, up to two ulps off there).
+Launches are held against the device's limits with the facts of the compiled kernel (launch_limits.py) where NVRTC is
+installed; `executor.limits_checked` says whether. x86-64 Linux only.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import contextlib
 import ctypes
 import os
 import threading
+import warnings
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -26,39 +28,16 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from kbsub.eval.host_executor.build import HostKernel, HostUnavailable, build, require_host, runtime
+from kbsub.eval.host_executor.cubin_facts import KernelFacts, NotCompiled, compiled_facts
+from kbsub.eval.host_executor.launch_limits import Launch, LaunchRefused, argument, dim, refusals, resident_blocks
+from kbsub.eval.host_executor.limits import H200_LIMITS, Limits
 from kbsub.eval.host_executor.memory import GuardedMemory, transfer
 
 KINDS = ("none", "memory", "misaligned", "deadlock", "divergence", "grid", "barrier", "shared", "stack", "trap",
          "timeout", "crash")  # fmt: skip  # enum Kind of runtime.h
 MAX_WORKERS = 64
 _ONE_LAUNCH = threading.Lock()  # the runtime keeps the launch it works on in global variables
-MAX_BLOCKS_PER_MULTIPROCESSOR = 32
 LOADER_NAMES = ("DeviceLimits", "device_limits", "cuda_module", "DEVICE_TYPE")  # what `adopt` replaces, or makes
-RESERVED_SHARED_BYTES = 1024  # the driver's own, for each resident block
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The fields of a candidate's own DeviceLimits: bytes, threads, counts."""
-
-    index: int
-    compute_capability: int
-    multiprocessors: int
-    shared_bytes_per_block: int
-    shared_bytes_per_multiprocessor: int
-    threads_per_multiprocessor: int
-    l2_bytes: int
-    fp32_to_fp64_ratio: int
-
-
-H200_LIMITS = Limits(0, 90, 132, 232_448, 233_472, 2048, 60 << 20, 2)
-A100_LIMITS = Limits(0, 80, 108, 166_912, 167_936, 2048, 40 << 20, 2)
-RTX3090_LIMITS = Limits(0, 86, 82, 101_376, 102_400, 1536, 6 << 20, 64)
-RTX4090_LIMITS = Limits(0, 89, 128, 101_376, 102_400, 1536, 72 << 20, 64)
-B200_LIMITS = Limits(0, 100, 148, 232_448, 233_472, 2048, 126 << 20, 2)
-RTX5090_LIMITS = Limits(0, 120, 170, 101_376, 102_400, 1536, 96 << 20, 64)
-# A device with few multiprocessors: a persistent kernel then has few blocks, and small cases run fast.
-SMALL_LIMITS = replace(H200_LIMITS, multiprocessors=4)
 
 
 class HostFault(RuntimeError):
@@ -68,6 +47,10 @@ class HostFault(RuntimeError):
         where = f", line {line} of CUDA_SOURCE" if line else ""
         super().__init__(f"{kind} fault in kernel {kernel}, block {block}, thread {thread}{where}: {text}")
         self.kind, self.kernel, self.block, self.thread, self.line = kind, kernel, block, thread, line
+
+
+class LimitsNotChecked(UserWarning):
+    """Launches run, but nobody has asked whether a device would take them."""
 
 
 class _Dim(ctypes.Structure):
@@ -103,30 +86,32 @@ class _Report(ctypes.Structure):  # the head of struct Report of runtime.h
     ]
 
 
-def _dim(values: tuple[int, ...]) -> tuple[int, int, int]:
-    x, y, z = (*(int(v) for v in values), 1, 1)[:3]
-    return x, y, z
-
-
 class HostModule:
-    """Takes the place of a candidate's CudaModule: the same methods, on the host library of its source."""
+    """Takes the place of a candidate's CudaModule: the same methods, on the host library of its source.
+
+    `facts`: of each kernel as NVRTC compiles it for the device of `limits`; None where `executor.unchecked` says why.
+    """
 
     def __init__(self, executor: HostExecutor, source: str, options: tuple[str, ...], limits: Any) -> None:
         self.executor, self.limits, self.index = executor, limits, 0
         self.library = build(source, tuple(options))
+        self.facts = executor.facts_of(source, tuple(options), f"sm_{limits.compute_capability}")
+        self.allowed: dict[str, int] = {}  # MAX_DYNAMIC_SHARED_SIZE_BYTES by kernel, as the loader sets it
 
     def resident_blocks(self, name: str, threads: int, shared_bytes: int) -> int:
-        """Blocks the whole device holds at once, by threads and dynamic shared memory (registers are unknown here)."""
-        self._kernel(name)
-        limits = self.limits
-        each = min(limits.threads_per_multiprocessor // (-(-threads // 32) * 32), MAX_BLOCKS_PER_MULTIPROCESSOR)
-        each = min(each, limits.shared_bytes_per_multiprocessor // (shared_bytes + RESERVED_SHARED_BYTES))
-        return int(each * limits.multiprocessors)
+        """Blocks the whole device holds at once; without `facts`, by threads and dynamic shared memory alone."""
+        self._kernel(name, shared_bytes)
+        return resident_blocks(self._facts_of(name), threads, shared_bytes, self.limits)
 
-    def _kernel(self, name: str) -> HostKernel:
+    def _kernel(self, name: str, shared_bytes: int) -> HostKernel:
+        """As CudaModule.kernel: more dynamic shared memory than ever before is asked for."""
         if name not in self.library.kernels:
-            raise ValueError(f"kernel {name} is not in CUDA_SOURCE, which has {sorted(self.library.kernels)}")
+            raise LaunchRefused(f"kernel {name} is not in CUDA_SOURCE, which has {sorted(self.library.kernels)}")
+        self.allowed[name] = max(self.allowed.get(name, 0), shared_bytes)
         return self.library.kernels[name]
+
+    def _facts_of(self, name: str) -> KernelFacts | None:
+        return self.facts[name] if self.facts is not None else None
 
     def launch(
         self,
@@ -137,51 +122,50 @@ class HostModule:
         shared_bytes: int = 0,
         cooperative: bool = False,
     ) -> None:
-        """As CudaModule.launch. ValueError for a launch that a device would refuse; HostFault for a fault."""
-        kernel = self._kernel(name)
-        self._check(kernel, _dim(grid), _dim(block), shared_bytes, cooperative)
+        """As CudaModule.launch. LaunchRefused for a launch that a device would refuse; HostFault for a fault."""
+        kernel = self._kernel(name, shared_bytes)
+        given, allowed = tuple(map(argument, arguments)), self.allowed[name]
+        self._check(Launch(name, dim(grid), dim(block), given, shared_bytes, cooperative, allowed))
         self.executor.launches[name] = self.executor.launches.get(name, 0) + 1
         static_bytes = self.library.static_bytes
-        self.executor.execute(kernel, static_bytes, _dim(grid), _dim(block), arguments, shared_bytes, cooperative)
+        self.executor.execute(kernel, static_bytes, dim(grid), dim(block), arguments, shared_bytes, cooperative)
 
-    def _check(
-        self,
-        kernel: HostKernel,
-        grid: tuple[int, int, int],
-        block: tuple[int, int, int],
-        shared_bytes: int,
-        cooperative: bool,
-    ) -> None:
-        threads = block[0] * block[1] * block[2]
-        if not (1 <= threads <= 1024 and block[2] <= 64):
-            raise ValueError(f"{kernel.name}: block {block} has {threads} threads, must be 1 to 1024")
-        if min(grid) < 1 or grid[0] > 2**31 - 1 or max(grid[1:]) > 65_535:
-            raise ValueError(f"{kernel.name}: grid {grid}, must be at least 1, y and z at most 65535")
-        if shared_bytes > self.limits.shared_bytes_per_block:
-            raise ValueError(
-                f"{kernel.name}: {shared_bytes} bytes of shared memory, "
-                f"the device allows {self.limits.shared_bytes_per_block}"
-            )
-        room = self.resident_blocks(kernel.name, threads, shared_bytes)
-        blocks = grid[0] * grid[1] * grid[2]
-        if cooperative and blocks > room:
-            text = (
-                f"a cooperative launch of {blocks} blocks, of which only {room} are resident at once: "
-                "a grid barrier could not be passed. Size the grid by resident_blocks()"
-            )
-            raise HostFault("grid", kernel.name, (0, 0, 0), (0, 0, 0), 0, text)
+    def _check(self, launch: Launch) -> None:
+        facts = self._facts_of(launch.kernel)
+        if refused := refusals(replace(launch, cooperative=False), facts, self.limits):
+            raise LaunchRefused("; ".join(refused))
+        if too_many := refusals(launch, facts, self.limits):
+            raise HostFault("grid", launch.kernel, (0, 0, 0), (0, 0, 0), 0, too_many[0])
 
 
 class HostExecutor:
     """Guarded memory and the settings of launches: `seed` orders threads and blocks (0 in order, 1 reversed, else
-    random), `workers` processes (default: the cores), `timeout_s` seconds for a launch. `launches` counts by kernel."""
+    random), `workers` processes (default: the cores), `timeout_s` seconds for a launch. `launches` counts by kernel.
+    `unchecked` says why launches were not held against launch bounds, registers and parameters; empty: all were."""
 
     def __init__(self, *, seed: int = 0, workers: int | None = None, timeout_s: float = 120.0) -> None:
         self.seed, self.timeout_s = seed, timeout_s
         self.workers = min(workers or len(os.sched_getaffinity(0)), MAX_WORKERS)
         self.memory = GuardedMemory()
         self.launches: dict[str, int] = {}
+        self.unchecked: list[str] = []
         self._depth = 0
+
+    @property
+    def limits_checked(self) -> bool:
+        """Whether every launch so far was checked with the facts of its compiled kernel."""
+        return not self.unchecked
+
+    def facts_of(self, source: str, options: tuple[str, ...], arch: str) -> dict[str, KernelFacts] | None:
+        """Facts by kernel; None, a warning and a line in `unchecked` where NVRTC is missing or refuses the source."""
+        try:
+            return compiled_facts(source, options, arch)
+        except NotCompiled as error:
+            self.unchecked.append(str(error))
+            first = str(error).splitlines()[0]
+            text = f"launches are not checked against launch bounds, registers and parameters: {first}"
+            warnings.warn(text, LimitsNotChecked, stacklevel=2)
+            return None
 
     def execute(
         self,
@@ -196,7 +180,7 @@ class HostExecutor:
         """One launch, finished on return. HostFault for a fault."""
         held = [_argument(self.memory, kernel, i, value) for i, value in enumerate(arguments)]
         if len(held) != len(kernel.parameters):
-            raise ValueError(f"{kernel.name}: {len(held)} arguments, the kernel takes {len(kernel.parameters)}")
+            raise LaunchRefused(f"{kernel.name}: {len(held)} arguments, the kernel takes {len(kernel.parameters)}")
         addresses = (ctypes.c_void_p * max(len(held), 1))(*(ctypes.addressof(value) for value in held))
         order = _Launch(
             ctypes.cast(kernel.call, ctypes.c_void_p),
@@ -281,15 +265,15 @@ def _argument(memory: GuardedMemory, kernel: HostKernel, position: int, value: A
     if isinstance(value, np.generic):
         given = f"{value.dtype.kind}{value.dtype.itemsize}"
         if given != code:
-            raise ValueError(f"{where} is a numpy {value.dtype}, the kernel's parameter is {code}")
+            raise LaunchRefused(f"{where} is a numpy {value.dtype}, the kernel's parameter is {code}")
         return (ctypes.c_uint8 * value.dtype.itemsize).from_buffer_copy(value.tobytes())
     if not isinstance(value, int) or code != "p":
-        raise ValueError(
+        raise LaunchRefused(
             f"{where} is {type(value).__name__}, the kernel's parameter is {code}: "
             "addresses are int (tensor.data_ptr()), scalars numpy scalars of the parameter's own type"
         )
     if value and memory.find(value) is None:
-        raise ValueError(f"{where} is the address of no tensor that this forward was given or made")
+        raise LaunchRefused(f"{where} is the address of no tensor that this forward was given or made")
     return ctypes.c_uint64(value)
 
 
