@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import kbsub.submissions
 from kbsub.adapters.isolation import Outcome, Status
 from kbsub.eval.cli import app
-from kbsub.eval.measure import sweep
+from kbsub.eval.measure import sweep, sweep_child
 
 HEAD = """
 import os
@@ -111,6 +112,26 @@ def test_a_control_that_is_wrong_is_a_declared_failure_and_its_errors_are_not() 
     record = sweep.entry_record(swept(entry(body, contract="control")))
     assert record["counts"] == {"declared_failure": 3, "other_error": 2} and sweep.has_fault(record)
     assert record["declared_failures"] == ["1x4", "1x100", "1x129"]
+
+
+@pytest.mark.parametrize("rows_in_a_chunk", [1, 2, 100])
+def test_chunks_see_every_row(monkeypatch: pytest.MonkeyPatch, rows_in_a_chunk: int) -> None:
+    monkeypatch.setattr(sweep_child, "CHUNK_ELEMENTS", 10 * rows_in_a_chunk)
+    question = sweep_child.Question(7, 10, torch.float32, torch.device("cpu"), {"contract": "tolerance"})
+    for row in range(5):
+        output = question.answer.y[:5].float()
+        output[row, 3] += 1.0
+        found = question.ask(lambda x, output=output: output, 5)
+        assert found["outcome"] == "wrong" and found["text"].startswith(f"[{row}, 3] is "), row
+        assert "1 of 50 elements beyond 0.0001" in found["text"]
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_several_at_a_time_are_all_handed_out(workers: int) -> None:
+    entries = [entry("return y") for _ in range(5)]
+    done: list[sweep.Entry] = []
+    assert {id(each) for each in sweep.measure_all(entries, workers, done.append)} == {id(each) for each in entries}
+    assert len(done) == 5
 
 
 # An error that the tolerance forgives, and the bound of accurate files does not.

@@ -26,7 +26,10 @@ def sweep(
     device: Annotated[str, typer.Option(help="cuda, cuda:<index>, or cpu through the host executor.")] = "cuda",
     grid: Annotated[str, typer.Option(help="full (28 x 41 shapes) or small (for a CPU).")] = "full",
     resume: Annotated[bool, typer.Option("--resume", help="Leave out what the record has of the same file.")] = False,
-    timeout: Annotated[float, typer.Option(help="Seconds for one child.", min=1.0)] = 300.0,
+    workers: Annotated[
+        int, typer.Option(help="Children at once, 15 GB of GPU memory each on the full grid.", min=1)
+    ] = 1,
+    timeout: Annotated[float, typer.Option(help="Seconds for one child.", min=1.0)] = 600.0,
 ) -> None:
     """Every candidate in each dtype it declares, at every shape of a grid, against float64.
 
@@ -55,21 +58,22 @@ def sweep(
             content = work.joined(out.read_text("utf-8"), content, entries, resume)
     except (ValueError, DeclarationError, ResultError) as error:
         _stop(2, str(error))
-    shown = {"left": len(entries)}
+    has = {(file, each) for file, stored in content["candidates"].items() for each in stored["precisions"]}
+    pending = [entry for entry in entries if (entry.file, entry.precision) not in has]
+    left = len(pending)
     with console.status("") as status:
 
         def report(entry: work.Entry, event: object) -> None:
             done, of = len(entry.rows), content["grid"]["shapes"]
-            status.update(f"{entry.stem} {entry.precision}: {done} of {of} shapes; {shown['left']} to go")
+            status.update(f"{entry.stem} {entry.precision}: {done} of {of} shapes; {left} files and dtypes to go")
 
-        for entry in entries:
-            stored = content["candidates"].get(entry.file, {"precisions": {}})["precisions"]
-            if entry.precision not in stored:
-                work.measure(entry, work.GRIDS[grid], device, timeout, report)
-                record = work.put(content, entry, out)
-                line = f"{entry.file} {entry.precision}: {work.in_words(record)}"
-                console.print(line, markup=False, highlight=False, soft_wrap=True)
-            shown["left"] -= 1
+        def one(entry: work.Entry) -> None:
+            work.measure(entry, work.GRIDS[grid], device, timeout, report)
+
+        for entry in work.measure_all(pending, workers, one):
+            left -= 1
+            line = f"{entry.file} {entry.precision}: {work.in_words(work.put(content, entry, out))}"
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
     found = content.get("summary") or work.summary(content["candidates"])
     console.print(f"{found['pairs']} files and dtypes, {found['with_faults']} with faults; written to {out}")
     raise typer.Exit(1 if found["with_faults"] else 0)

@@ -11,7 +11,8 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -161,6 +162,20 @@ def measure(entry: Entry, grid: Grid, device: str, timeout_s: float, report: Rep
             entry.rows = {**rest, **entry.rows}
             return
         entry.restarts += 1
+
+
+def measure_all(entries: Sequence[Entry], workers: int, one: Callable[[Entry], None]) -> Iterator[Entry]:
+    """Call `one` for each entry, so many at a time, and hand out what is finished. They share the GPU: no timing."""
+    if workers == 1:  # in this thread, which Ctrl-C stops at once
+        for entry in entries:
+            one(entry)
+            yield entry
+        return
+    with ThreadPoolExecutor(workers) as pool:
+        jobs = {pool.submit(one, entry): entry for entry in entries}
+        for job in as_completed(jobs):
+            job.result()
+            yield jobs[job]
 
 
 def _task(folder: str) -> str:
