@@ -111,7 +111,24 @@ def test_a_control_that_is_wrong_is_a_declared_failure_and_its_errors_are_not() 
     body = "if rows == 3:\n            raise RuntimeError('no')\n        return 2 * y"
     record = sweep.entry_record(swept(entry(body, contract="control")))
     assert record["counts"] == {"declared_failure": 3, "other_error": 2} and sweep.has_fault(record)
-    assert record["declared_failures"] == ["1x4", "1x100", "1x129"]
+    assert list(record["declared_failures"]) == ["1x4", "1x100", "1x129"]
+
+
+# How far beyond the tolerance it is declared to be in fp32 -> what becomes of an error of 1.5 tolerances, and of a NaN.
+@pytest.mark.parametrize(
+    ("declared", "body", "outcome"),
+    [
+        ({}, "return y + 1.5e-4 * (1 + y.abs())", "wrong"),
+        ({"fp32": 2.1}, "return y + 1.5e-4 * (1 + y.abs())", "declared_failure"),
+        ({"bf16": 2.1}, "return y + 1.5e-4 * (1 + y.abs())", "wrong"),
+        ({"fp32": 1.4}, "return y + 1.5e-4 * (1 + y.abs())", "wrong"),
+        ({"fp32": 2.1}, "return y * float('nan')", "wrong"),
+        ({"fp32": 2.1}, "return y[:, :3]", "wrong"),
+    ],
+)
+def test_a_declared_distance_excuses_no_more_than_it_says(declared: Any, body: str, outcome: str) -> None:
+    rows = swept(entry(body, expect={"beyond_float64": declared}), sweep.Grid("test", (2,), (4, 8), 100)).rows
+    assert {row["outcome"] for row in rows.values()} == {outcome}
 
 
 @pytest.mark.parametrize("rows_in_a_chunk", [1, 2, 100])

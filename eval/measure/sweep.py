@@ -204,7 +204,8 @@ def entry_record(entry: Entry) -> dict[str, Any]:
         record["native_bits"] = {"compared": len(compared), "equal": sum(compared)}
         record["other_bits"] = [row["shape"] for row in right if row.get("bits") is False]
     record["refused"] = _by_words(row for row in rows if row["outcome"] == "refused")
-    record["declared_failures"] = [row["shape"] for row in rows if row["outcome"] == "declared_failure"]
+    failed = [row for row in rows if row["outcome"] == "declared_failure"]
+    record["declared_failures"] = {row["shape"]: row.get("share") for row in failed}
     record["faults"] = [row for row in rows if row["outcome"] in FAULTS]
     return record
 

@@ -21,13 +21,13 @@ import torch
 
 from kbsub.adapters.candidate import cuda_source_of, load_candidate
 from kbsub.adapters.isolation import JudgeFailure, Status
-from kbsub.adapters.task import Modules, task_from_payload
+from kbsub.adapters.task import Modules, dtype_of, task_from_payload
 from kbsub.eval.oracle import BOUND_ABSOLUTE, BOUND_RELATIVE, Answer, layer_norm, ulp
 from kbsub.eval.predicate import OFFICIAL_TOLERANCE, same_bits
 
 RIGHT = "right"  # within the dtype's bound of float64
 REFUSED = "refused"  # a ValueError that the file itself raises
-DECLARED = "declared_failure"  # beyond the bound, and declared a control
+DECLARED = "declared_failure"  # beyond the bound, and declared a control, or to be so far beyond it
 WRONG = "wrong"
 DRIVER = "driver_error"  # CUDA, or the host executor in its place, refused or broke off a launch
 OTHER = "other_error"
@@ -132,6 +132,8 @@ class Question:
         self.width, self.dtype, self.device = width, dtype, device
         self.contract = declaration.get("contract", "")
         self.accurate = bool(declaration.get("accurate"))
+        farthest: Mapping[str, float] = (declaration.get("expect") or {}).get("beyond_float64") or {}
+        self.declared_share = max((farthest[name] for name in farthest if dtype_of(name) == dtype), default=1.0)
         self.tolerance = OFFICIAL_TOLERANCE[dtype]
         self.x, self.weight, self.bias, self.eps = normal(most_rows, width), normal(width), normal(width), 1e-5
         self.answer: Answer = layer_norm(self.x, self.weight, self.bias, self.eps, (width,))
@@ -150,7 +152,7 @@ class Question:
             output = model(x)
         problem = self._no_answer(output, rows)
         if problem:
-            return {"outcome": self._failed(), "text": problem}
+            return {"outcome": self._failed(math.inf), "text": problem}
         share, bound = self._shares(output, rows)
         row: dict[str, Any] = {"outcome": RIGHT, "share": share}
         if self.accurate:
@@ -159,11 +161,12 @@ class Question:
             native = torch.native_layer_norm(x, [self.width], self.weight, self.bias, self.eps)[0]
             row["bits"] = same_bits(native, output, any_nan=True)
         if not (share <= 1 and (bound <= 1 or not self.accurate)):  # a NaN is neither
-            row |= {"outcome": self._failed(), "text": self._worst(output, rows)}
+            row |= {"outcome": self._failed(share), "text": self._worst(output, rows)}
         return {key: str(value) if _no_number(value) else value for key, value in row.items()}
 
-    def _failed(self) -> str:
-        return DECLARED if self.contract == "control" else WRONG
+    def _failed(self, share: float) -> str:
+        declared = self.contract == "control" or (share <= self.declared_share and not self.accurate)
+        return DECLARED if declared else WRONG
 
     def _no_answer(self, output: Any, rows: int) -> str:
         if not isinstance(output, torch.Tensor):
