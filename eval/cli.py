@@ -27,6 +27,8 @@ for module in pkgutil.iter_modules(commands.__path__):
     verb = importlib.import_module(f"{commands.__name__}.{module.name}")
     if hasattr(verb, "command"):
         app.command(name=module.name.rstrip("_"))(verb.command)
+    elif hasattr(verb, "app"):  # a verb with verbs of its own
+        app.add_typer(verb.app, name=module.name)
 
 
 def main() -> None:

@@ -1,7 +1,8 @@
-"""The table of what else was measured on a GPU: twins, compute-sanitizer, wall time, the batch on two GPUs.
+"""The table of what else was measured on a GPU: twins, compute-sanitizer, the sweep, wall time, the batch on two GPUs.
 
-Each record is a JSON file of its own beside the results (made by tests/measure_*.py, or by hand where something could
-not be measured: `measured` null and `why`). Knows their keys; a record that is not there has no row.
+Each record is a JSON file of its own beside the results (made by `kbsub measure` or tests/measure_*.py, or by hand
+where something could not be measured: `measured` null and `why`). Knows their keys; a record that is not there has no
+row.
 """
 
 from __future__ import annotations
@@ -84,6 +85,23 @@ def _runs(record: Record, tool: str) -> list[Record]:
     return [row for precisions in record["runs"][tool].values() for row in precisions.values()]
 
 
+def sweep(record: Record, root: Path) -> Cells:
+    found, grid, bits = record["summary"], record["grid"], record["summary"]["native_bits"]
+    outcome = f"{found['pairs']} files and dtypes x {grid['shapes']:,} shapes: {found['right']:,} right, "
+    outcome += (
+        f"{found['refused']:,} refused in the file's own words, {found['declared_failure']:,} declared failures, "
+    )
+    errors = found["driver_error"] + found["other_error"] + found["not_run"]
+    outcome += f"**{found['wrong']:,} wrong, {errors:,} errors**"
+    if bits["compared"]:
+        outcome += f"; native's own bits at {bits['equal']:,} of {bits['compared']:,} shapes where they are promised"
+    stale = changed({f"submissions/{name}": each["sha256"] for name, each in record["candidates"].items()}, root)
+    question = (
+        f"Is every candidate right at every shape, {len(grid['rows'])} row counts x {len(grid['widths'])} widths?"
+    )
+    return question, outcome, stale, "kbsub measure sweep --resume"
+
+
 def wall_time(record: Record, root: Path) -> Cells:
     candidate = record["candidate"]
     medians = [f"`{name}` {seconds:.1f} s" for name, seconds in record["median_s"].items()]
@@ -107,6 +125,7 @@ def batch(record: Record, root: Path) -> Cells:
 ROWS: Mapping[str, Callable[[Record, Path], Cells]] = {
     "twins": twins,
     "sanitizer": sanitizer,
+    "sweep": sweep,
     "wall_time": wall_time,
     "batch": batch,
 }

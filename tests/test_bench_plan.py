@@ -94,7 +94,7 @@ def test_a_broken_bench_file_names_the_key(tmp_path):
         read_bench_file(tmp_path)
 
 
-def test_level1_40_has_the_nine_shapes_of_the_requirement():
+def test_level1_40_has_the_nine_shapes_of_the_requirement_and_four_just_beyond_8192():
     folder = submissions_folder("level1_40")
     assert folder is not None
     bench = read_bench_file(folder)
@@ -108,6 +108,10 @@ def test_level1_40_has_the_nine_shapes_of_the_requirement():
         "8192x8192",
         "65536x512",
         "2x16777216",
+        "4096x8196",
+        "4096x10000",
+        "4096x12288",
+        "4096x16384",
     ]
     assert bench.chain is not None and bench.chain.chains * bench.chain.updates == 16 * 64 * 256 * 256
 

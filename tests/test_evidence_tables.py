@@ -52,6 +52,21 @@ def records() -> dict[str, Any]:
             },
             "runs": {"none": clean("a", "b"), "memcheck": clean("a", "b"), "racecheck": clean("a", "b")},
         },
+        "sweep": {
+            "grid": {"rows": [1, 3], "widths": [4, 8], "shapes": 4},
+            "candidates": {f"level1_40/{name}.py": {"sha256": digests[name]} for name in "ab"},
+            "summary": {
+                "pairs": 3,
+                "right": 9,
+                "refused": 2,
+                "declared_failure": 1,
+                "wrong": 0,
+                "driver_error": 0,
+                "other_error": 0,
+                "not_run": 0,
+                "native_bits": {"compared": 4, "equal": 4},
+            },
+        },
         "wall_time": {
             "candidate": {"file": "submissions/level1_40/a.py", "sha256": digests["a"]},
             "warm_up": {"kbsub": {}},
@@ -89,6 +104,8 @@ def test_each_record_in_words(root: Path) -> None:
         "upstream or not) hold",
         "sanitizer.json": "clean: 4 of 4 runs, 3 kernels of 2 files under memcheck and racecheck; 2 of 2 planted "
         "faults found",
+        "sweep.json": "3 files and dtypes x 4 shapes: 9 right, 2 refused in the file's own words, 1 declared failures, "
+        "**0 wrong, 0 errors**; native's own bits at 4 of 4 shapes where they are promised",
         "wall_time.json": "`kbsub` 9.0 s and `script` 32.0 s (one run each, after one uncounted; the script also times "
         "eager and torch.compile)",
         "batch.json": "**not measured**: no second GPU",
@@ -101,19 +118,26 @@ def test_what_did_not_hold_is_not_counted(root: Path) -> None:
     found["twins"]["twins"]["replay"] = twin("replay", passes=True, caught=False, holds=False)
     found["sanitizer"] |= {"verdict": "errors", "planted": {"memcheck": {"found": False}}}
     found["sanitizer"]["runs"]["racecheck"] = clean("a", "b", state="errors")
+    found["sweep"]["summary"] |= {
+        "wrong": 1,
+        "driver_error": 2,
+        "not_run": 3,
+        "native_bits": {"compared": 4, "equal": 3},
+    }
     found["batch"]["measured"] = {"one_gpu_s": 100.0, "two_gpus_s": 55.0}
     write(root, found)
     words = outcomes(root)
     assert words["twins.json"].startswith("1 of 2 caught") and "1 of 2 labels" in words["twins.json"]
     assert words["sanitizer.json"].startswith("errors: 2 of 4 runs") and "0 of 1 planted" in words["sanitizer.json"]
+    assert "**1 wrong, 5 errors**; native's own bits at 3 of 4 shapes" in words["sweep.json"]
     assert words["batch.json"] == "55 s on two, 100 s on one: 0.55"
 
 
 # the file that changes (or goes) -> the records that were measured on it
 CHANGES = [
     ("tests/bad_twins/zeros.py", ["twins"]),
-    ("submissions/level1_40/a.py", ["sanitizer", "wall_time"]),
-    ("submissions/level1_40/b.py", ["sanitizer"]),
+    ("submissions/level1_40/a.py", ["sanitizer", "sweep", "wall_time"]),
+    ("submissions/level1_40/b.py", ["sanitizer", "sweep"]),
 ]
 
 
@@ -126,7 +150,8 @@ def test_a_record_of_another_version_is_marked(root: Path, file: str, marked: li
     assert len(table.notes) == len(marked)
     for note, name in zip(table.notes, marked, strict=True):
         assert f"an earlier version of {file} (sha256 {sha256(file)[:8]}…)" in note
-        assert f"`python tests/measure_{name}.py" in note and f"--out results/h200/{name}.json` on a GPU" in note
+        command = "kbsub measure sweep" if name == "sweep" else f"python tests/measure_{name}.py"
+        assert f"`{command}" in note and f"--out results/h200/{name}.json` on a GPU" in note
 
 
 def test_a_record_that_is_not_there_has_no_row(root: Path) -> None:

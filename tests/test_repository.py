@@ -155,4 +155,5 @@ def test_every_command_the_readme_names_exists():
 
     named = set(re.findall(r"`kbsub ([a-z]+)", (ROOT / "README.md").read_text()))
     there = {command.name or command.callback.__name__ for command in app.registered_commands}
+    there |= {group.name for group in app.registered_groups}
     assert named <= there, f"README names {sorted(named - there)}, which are no commands"

@@ -33,8 +33,13 @@ def require_supported(x: torch.Tensor, ln: LayerNorm):
     """Raises ValueError, naming the tensor and the rule; what torch's own operators take is taken."""
     if ln.weight is None or ln.bias is None:
         raise ValueError("weight, bias: both must be present (an affine layer norm)")
-    if tuple(x.shape[1:]) != ln.normalized_shape:
-        raise ValueError(f"x: shape {tuple(x.shape)} must be (rows, *{ln.normalized_shape})")
+    sizes = tuple(ln.normalized_shape)  # a list where somebody has replaced it
+    for name, tensor in (("x", x), ("weight", ln.weight), ("bias", ln.bias)):
+        if tensor.layout != torch.strided or tensor.is_nested:  # before anything else: not all of them have a shape
+            what = "nested" if tensor.is_nested else tensor.layout
+            raise ValueError(f"{name}: {what}, must be an ordinary (strided) tensor")
+    if tuple(x.shape[1:]) != sizes:
+        raise ValueError(f"x: shape {tuple(x.shape)} must be (rows, *{sizes})")
     for name, tensor in (("weight", ln.weight), ("bias", ln.bias)):
         if tensor.device != x.device or tensor.dtype != x.dtype:
             have, want = (tensor.device, tensor.dtype), (x.device, x.dtype)
@@ -51,8 +56,9 @@ class ModelNew(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x (rows, *normalized_shape), float of any width, any device -> the same shape and dtype."""
         require_supported(x, self.ln)
-        pointers = (self.ln.weight.data_ptr(), self.ln.bias.data_ptr())
-        key = (x.device, x.dtype, tuple(x.shape), pointers, self.ln.eps)  # eps is a constant of the trace
+        ln = self.ln
+        parameters = (ln.weight.data_ptr(), ln.weight.stride(), ln.bias.data_ptr(), ln.bias.stride())
+        key = (x.device, x.dtype, x.shape, x.stride(), parameters, ln.eps)  # eps is a constant of the trace
         if self.traced[0] != key:
-            self.traced = (key, torch.jit.trace(self.ln, (x,), check_trace=False))
+            self.traced = (key, torch.jit.trace(ln, (x,), check_trace=False))
         return self.traced[1](x)

@@ -44,6 +44,7 @@ SPAN = 256  # threads of a block that walks a long row
 TILE = 4096  # elements whose moments a block takes at once
 GROUP = 16  # rows that share one load of gamma and beta
 MOST_CHUNKS = 256  # of a row: every output block merges them
+MOST_ROWS = 2**31 - GROUP  # an int in the kernels, which round it up to a multiple of GROUP
 ELEMENTS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
 CUDA_SOURCE = r"""
@@ -774,16 +775,52 @@ class Plan(NamedTuple):
     words: int  # of 8 bytes, that the launches need for themselves
     scalars: tuple  # of the kernel that writes y, without eps
     of_moments: tuple = ()  # scalars of the kernel before it
+    copies: bool = False  # whether a tensor has to be made contiguous first
 
 
 def facts(tensor) -> tuple:
-    """What a plan depends on: shape, dtype and device; nothing of a parameter that the module does not have."""
-    return () if tensor is None else (tensor.shape, tensor.dtype, tensor.device)
+    """What a plan depends on: shape, dtype, device, and the address modulo 16, which is None where a copy will be read.
+
+    Of the tensor as it was given: what cannot be copied must be refused before anybody tries to. Nothing of a parameter
+    that the module does not have; one word in place of the shape of a tensor that is not strided.
+    """
+    if tensor is None:
+        return ()
+    if tensor.layout != torch.strided or tensor.is_nested:
+        return "nested" if tensor.is_nested else str(tensor.layout), tensor.dtype, tensor.device, None
+    return tensor.shape, tensor.dtype, tensor.device, tensor.data_ptr() % 16 if tensor.is_contiguous() else None
+
+
+class value_error_on_failure:
+    """Turns PyTorch's own error about a tensor that cannot be copied into a ValueError that names it."""
+
+    def __init__(self, name: str, tensor):
+        self.name, self.tensor = name, tensor
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        if isinstance(error, RuntimeError):
+            bytes_needed = self.tensor.numel() * self.tensor.element_size()
+            rule = f"must be contiguous, or leave room for a contiguous copy of {bytes_needed} bytes"
+            raise ValueError(f"{self.name}: strides {self.tensor.stride()}, {rule}") from error
+
+
+def contiguous(name: str, tensor):
+    """The tensor itself where it is contiguous (or absent), else a copy; ValueError where there is no room for one."""
+    if tensor is None or tensor.is_contiguous():
+        return tensor
+    with value_error_on_failure(name, tensor):
+        return tensor.contiguous()
 
 
 def require_supported(x: tuple, weight: tuple, bias: tuple, sizes: tuple):
     """Raises ValueError, naming the tensor and the rule, for the facts of every input this file does not take."""
-    shape, dtype, device = x
+    for name, tensor in (("x", x), ("weight", weight), ("bias", bias)):
+        if tensor and isinstance(tensor[0], str):
+            raise ValueError(f"{name}: {tensor[0]}, must be an ordinary (strided) tensor")
+    shape, dtype, device, _ = x
     if device.type != DEVICE_TYPE:
         raise ValueError(f"x: on {device}, must be on {DEVICE_TYPE}")
     if dtype not in ELEMENTS:
@@ -791,36 +828,41 @@ def require_supported(x: tuple, weight: tuple, bias: tuple, sizes: tuple):
     if shape[max(0, len(shape) - len(sizes)) :] != sizes:
         raise ValueError(f"x: shape {tuple(shape)} must end in normalized_shape {sizes}")
     for name, parameter in (("weight", weight), ("bias", bias)):
-        if parameter and parameter[1:] != (dtype, device):
+        if parameter and parameter[1:3] != (dtype, device):
             raise ValueError(f"{name}: {parameter[1]} on {parameter[2]}, must be {dtype} on {device}, as x is")
         if parameter and parameter[0] != sizes:
             raise ValueError(f"{name}: shape {tuple(parameter[0])}, must be normalized_shape {sizes}")
 
 
 @functools.lru_cache(maxsize=None)
-def planned(x: tuple, weight: tuple, bias: tuple, sizes: tuple, low: int):
-    """The Plan for tensors of these facts, None where x is empty; low: their addresses, or-ed, modulo 16. ValueError.
+def planned(x: tuple, weight: tuple, bias: tuple, sizes: tuple):
+    """The Plan for tensors of these facts, None where x is empty. ValueError for what this file does not take.
 
     Looked up from the second call on: a host that checks and counts anew is late for a kernel this short.
     """
     require_supported(x, weight, bias, sizes)
-    shape, dtype, device = x
+    shape, dtype, device, _ = x
     if 0 in shape:
         return None
     n, index = math.prod(sizes), device.index or 0
     rows = math.prod(shape) // n
+    if rows > MOST_ROWS:
+        raise ValueError(f"x: {rows} rows, must be at most {MOST_ROWS}")
+    lows = [tensor[3] for tensor in (x, weight, bias) if tensor]
+    copies = None in lows
+    low = functools.reduce(int.__or__, (address or 0 for address in lows))  # copies and y begin on 512-byte boundaries
     module, limits = cuda_module(CUDA_SOURCE, OPTIONS_OF[dtype], index), device_limits(index)
     packed = n % 4 == 0 and low % (4 * dtype.itemsize) == 0
     plan = geometry(rows, n, dtype, limits, packed)
     if plan.kernel == "rows_once":
         if module.resident_blocks("rows_once", THREADS, plan.shared_bytes) >= plan.grid[0]:
             scalars = (np.int32(rows), np.int32(n // 4), np.int32(plan.share))
-            return Plan(plan, module, 2 * rows * plan.grid[0], scalars)
+            return Plan(plan, module, 2 * rows * plan.grid[0], scalars, copies=copies)
         plan = geometry(rows, n, dtype, limits, packed, whole_grid=False)
     if plan.kernel.startswith("rows_held"):
-        return Plan(plan, module, 0, (np.int32(rows), np.int32(n // 4)))
+        return Plan(plan, module, 0, (np.int32(rows), np.int32(n // 4)), copies=copies)
     scalars = (np.int64(n // 4 if packed else n), np.int32(rows), np.int32(plan.chunks))
-    return Plan(plan, module, 4 * rows * plan.chunks, scalars, (*scalars, np.int32(-(-n // TILE))))
+    return Plan(plan, module, 4 * rows * plan.chunks, scalars, (*scalars, np.int32(-(-n // TILE))), copies)
 
 
 class ModelNew(nn.Module):
@@ -832,16 +874,15 @@ class ModelNew(nn.Module):
         """x (*, *normalized_shape) fp32, fp16 or bf16 -> y of that shape and dtype. ValueError otherwise."""
         ln = self.ln
         weight, bias = ln.weight, ln.bias
-        x = x.contiguous()
-        weight = weight if weight is None else weight.contiguous()
-        bias = bias if bias is None else bias.contiguous()
-        of_x, of_weight = x.data_ptr(), 0 if weight is None else weight.data_ptr()
-        of_bias = 0 if bias is None else bias.data_ptr()
-        low = (of_x | of_weight | of_bias) % 16  # torch allocates y on a 512-byte boundary
-        plan = planned(facts(x), facts(weight), facts(bias), ln.normalized_shape, low)
-        y = torch.empty_like(x)
+        plan = planned(facts(x), facts(weight), facts(bias), tuple(ln.normalized_shape))
+        if plan is not None and plan.copies:
+            x, weight, bias = contiguous("x", x), contiguous("weight", weight), contiguous("bias", bias)
+        # Without the format it would keep what strides a one-row view has; torch.empty takes the host twice as long.
+        y = torch.empty_like(x, memory_format=torch.contiguous_format)
         if plan is None:
             return y
+        of_x, of_weight = x.data_ptr(), 0 if weight is None else weight.data_ptr()
+        of_bias = 0 if bias is None else bias.data_ptr()
         walk, launch, eps = plan.geometry, plan.module.launch, np.float64(ln.eps)
         tensors = (of_x, of_weight, of_bias, y.data_ptr())
         if plan.words == 0:

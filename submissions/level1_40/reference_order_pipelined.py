@@ -34,6 +34,7 @@ MOST_HELD = 16  # vec4 a thread keeps in registers
 MOST_SLOTS = 12  # of a ring
 GROUP = 16  # rows that share one load of gamma and beta
 MAX_WIDTH = 2**24  # above it PyTorch leaves the vectorised path
+MAX_ROWS = 2**31 - 1  # a grid's first dimension
 ELEMENTS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
 CUDA_SOURCE = r"""
@@ -718,11 +719,18 @@ def require_supported(x: torch.Tensor, ln: AffineParameters):
     weight, bias = ln.weight, ln.bias
     if weight is None or bias is None:
         raise ValueError("weight, bias: both must be present (an affine layer norm)")
+    sizes = tuple(ln.normalized_shape)  # a list where somebody has replaced it
+    for name, tensor in (("x", x), ("weight", ln.weight), ("bias", ln.bias)):
+        if tensor.layout != torch.strided or tensor.is_nested:  # before anything else: not all of them have a shape
+            what = "nested" if tensor.is_nested else tensor.layout
+            raise ValueError(f"{name}: {what}, must be an ordinary (strided) tensor")
     device, dtype = x.device, x.dtype
     if dtype not in ELEMENTS:
         raise ValueError(f"x: dtype {dtype}, must be float32, float16 or bfloat16")
-    if x.shape[1:] != ln.normalized_shape:
-        raise ValueError(f"x: shape {tuple(x.shape)} must be (rows, *{ln.normalized_shape})")
+    if x.shape[1:] != sizes:
+        raise ValueError(f"x: shape {tuple(x.shape)} must be (rows, *{sizes})")
+    if x.shape[0] > MAX_ROWS:
+        raise ValueError(f"x: {x.shape[0]} rows, must be fewer than 2^31")
     n = weight.numel()
     if n % 4 or n > MAX_WIDTH:
         raise ValueError(f"x: rows of {n} elements, must be a multiple of 4 (N % 4 == 0) and at most 2^24")
@@ -734,8 +742,8 @@ def require_supported(x: torch.Tensor, ln: AffineParameters):
             raise ValueError(f"{name}: dtype {tensor.dtype}, must be that of x, {dtype}")
         if not tensor.is_contiguous():
             raise ValueError(f"{name}: strides {tensor.stride()}, must be contiguous")
-        if name != "x" and tensor.shape != ln.normalized_shape:
-            raise ValueError(f"{name}: shape {tuple(tensor.shape)}, must be normalized_shape {ln.normalized_shape}")
+        if name != "x" and tensor.shape != sizes:
+            raise ValueError(f"{name}: shape {tuple(tensor.shape)}, must be normalized_shape {sizes}")
         if tensor.data_ptr() % alignment:
             raise ValueError(f"{name}: address {tensor.data_ptr():#x}, must be aligned to {alignment} bytes")
 

@@ -206,8 +206,13 @@ def require_supported(x: torch.Tensor, ln: AffineParameters):
     """Raises ValueError, naming the tensor and the rule, for every input this file does not take."""
     if ln.weight is None or ln.bias is None:
         raise ValueError("weight, bias: both must be present (an affine layer norm)")
-    if tuple(x.shape[1:]) != ln.normalized_shape:
-        raise ValueError(f"x: shape {tuple(x.shape)} must be (rows, *{ln.normalized_shape})")
+    sizes = tuple(ln.normalized_shape)  # a list where somebody has replaced it
+    for name, tensor in (("x", x), ("weight", ln.weight), ("bias", ln.bias)):
+        if tensor.layout != torch.strided or tensor.is_nested:  # before anything else: not all of them have a shape
+            what = "nested" if tensor.is_nested else tensor.layout
+            raise ValueError(f"{name}: {what}, must be an ordinary (strided) tensor")
+    if tuple(x.shape[1:]) != sizes:
+        raise ValueError(f"x: shape {tuple(x.shape)} must be (rows, *{sizes})")
     if x.numel() > MAX_ELEMENTS:
         raise ValueError(f"x: {x.numel()} elements, must be fewer than 2^31")
     for name, tensor in (("x", x), ("weight", ln.weight), ("bias", ln.bias)):
@@ -217,8 +222,8 @@ def require_supported(x: torch.Tensor, ln: AffineParameters):
             raise ValueError(f"{name}: dtype {tensor.dtype}, must be torch.float32")
         if not tensor.is_contiguous():
             raise ValueError(f"{name}: strides {tensor.stride()}, must be contiguous")
-        if name != "x" and tuple(tensor.shape) != ln.normalized_shape:
-            raise ValueError(f"{name}: shape {tuple(tensor.shape)}, must be normalized_shape {ln.normalized_shape}")
+        if name != "x" and tuple(tensor.shape) != sizes:
+            raise ValueError(f"{name}: shape {tuple(tensor.shape)}, must be normalized_shape {sizes}")
 
 
 class ModelNew(nn.Module):

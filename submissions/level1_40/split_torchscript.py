@@ -3,8 +3,8 @@
 Contract: control, for the reason `split_eager.py` gives: the statistics are the same.
 
 From `split_eager.py`: one read and one write of x instead of four of each. Traced on the first call and again when
-device, dtype, shape, a parameter's storage or eps changes, and run until the fuser is done: the runs before it
-round otherwise.
+device, dtype, shape, strides, a parameter's storage or eps changes, and run until the fuser is done: the run before it
+rounds otherwise.
 
 Inference only. The experiment this restates is public: see README.md.
 """
@@ -12,7 +12,7 @@ Inference only. The experiment this restates is public: see README.md.
 import torch
 from torch import nn
 
-UNFUSED_RUNS = 2  # at most, of a fresh trace: the executor profiles one and fuses in the next
+UNFUSED_RUNS = 1  # of a fresh trace: the executor profiles it, and fuses before the next
 
 
 class SplitLayerNorm(nn.Module):
@@ -38,8 +38,13 @@ def require_supported(x: torch.Tensor, ln: SplitLayerNorm):
     """Raises ValueError, naming the tensor and the rule; what torch's own operators take is taken."""
     if ln.weight is None or ln.bias is None:
         raise ValueError("weight, bias: both must be present (an affine layer norm)")
-    if tuple(x.shape[1:]) != ln.normalized_shape:
-        raise ValueError(f"x: shape {tuple(x.shape)} must be (rows, *{ln.normalized_shape})")
+    sizes = tuple(ln.normalized_shape)  # a list where somebody has replaced it
+    for name, tensor in (("x", x), ("weight", ln.weight), ("bias", ln.bias)):
+        if tensor.layout != torch.strided or tensor.is_nested:  # before anything else: not all of them have a shape
+            what = "nested" if tensor.is_nested else tensor.layout
+            raise ValueError(f"{name}: {what}, must be an ordinary (strided) tensor")
+    if tuple(x.shape[1:]) != sizes:
+        raise ValueError(f"x: shape {tuple(x.shape)} must be (rows, *{sizes})")
     for name, tensor in (("weight", ln.weight), ("bias", ln.bias)):
         if tensor.device != x.device or tensor.dtype != x.dtype:
             have, want = (tensor.device, tensor.dtype), (x.device, x.dtype)
@@ -56,10 +61,11 @@ class ModelNew(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x (rows, *normalized_shape), float of any width, any device -> the same shape and dtype."""
         require_supported(x, self.ln)
-        pointers = (self.ln.weight.data_ptr(), self.ln.bias.data_ptr())
-        key = (x.device, x.dtype, tuple(x.shape), pointers, self.ln.eps)  # eps is a constant of the trace
+        ln = self.ln
+        parameters = (ln.weight.data_ptr(), ln.weight.stride(), ln.bias.data_ptr(), ln.bias.stride())
+        key = (x.device, x.dtype, x.shape, x.stride(), parameters, ln.eps)  # eps is a constant of the trace
         if self.traced[0] != key:
-            traced = torch.jit.trace(self.ln, (x,), check_trace=False)
+            traced = torch.jit.trace(ln, (x,), check_trace=False)
             for _ in range(UNFUSED_RUNS):
                 traced(x)
             self.traced = (key, traced)
