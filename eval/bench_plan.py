@@ -132,7 +132,7 @@ class Plan:
     floors: bool = True
 
 
-def read_candidate(path: Path, declared: Declaration | None) -> CandidateFile:
+def read_candidate(path: Path, declared: Declaration | None = None) -> CandidateFile:
     """A candidate file with the declaration that counts for it, if any does. PlanError when it cannot be read."""
     try:
         source = read_limited(path).decode("utf-8")  # not read_text: it would change the line ends, and the hash

@@ -261,7 +261,8 @@ def test_each_rule_refuses_what_breaks_it_alone(case: Broken) -> None:
 
 # (device, threads, dynamic bytes, blocks a multiprocessor) of a kernel of 32 registers and 1,000 static bytes
 RESIDENT = ((RTX3090_LIMITS, 32, 0, 16), (L40S_LIMITS, 32, 0, 24), (RTX5090_LIMITS, 32, 0, 24),
-            (A100_LIMITS, 32, 0, 32), (A100_LIMITS, 1024, 0, 2), (RTX3090_LIMITS, 1024, 0, 1), (H200_LIMITS, 128, 200_000, 1))  # fmt: skip
+            (A100_LIMITS, 32, 0, 32), (A100_LIMITS, 1024, 0, 2),
+            (RTX3090_LIMITS, 1024, 0, 1), (H200_LIMITS, 128, 200_000, 1))  # fmt: skip
 
 
 @pytest.mark.parametrize("limits,threads,shared_bytes,blocks", RESIDENT)
