@@ -180,7 +180,7 @@ def test_the_gate_says_why(gated: Any, stem: str, words: str) -> None:
 
 
 def test_the_junit_file_of_all_18_is_whole(evaluated: Any, tmp_path: Path) -> None:
-    """Each row is a suite of its own; what failed failed, and an honest row without a GPU is an error, not a failure."""
+    """A suite a row; what failed failed, and an honest row without a GPU is an error, not a failure."""
     file = tmp_path / "junit.xml"
     file.write_text(evaluated.junit)
     found = {suite.name: next(iter(suite)).result[0] for suite in junitparser.JUnitXml.fromfile(str(file))}
