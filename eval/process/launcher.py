@@ -169,12 +169,25 @@ def lay_mounts(spec: Spec) -> list[str]:
     # Nobody inside makes namespaces of his own, where he would have capabilities again.
     with contextlib.suppress(OSError):
         write_file("/proc/sys/user/max_user_namespaces", "0")
-    make_read_only([*writable, "/tmp", "/dev/shm"], at_once="mount_setattr" not in spec.get("refuse", []))
+    hold_the_systems_proc()
+    make_read_only([*writable, "/tmp", "/dev/shm", "/proc"], at_once="mount_setattr" not in spec.get("refuse", []))
     with contextlib.suppress(OSError):
         os.chdir(spec["cwd"])  # by its path: the old working directory may be in a place that is now hidden
         return lacks
     os.chdir("/")
     return lacks
+
+
+def hold_the_systems_proc() -> None:
+    """A mount of its own for every entry of /proc that is no process, so that it is read-only with all the others.
+
+    /proc itself stays writable: CUDA's cuInit ends with error 304 where it is not (H200, driver 580). A process that is
+    root outside could otherwise write /proc/sys/kernel/core_pattern without any capability: its uid is enough.
+    """
+    for name in os.listdir("/proc"):
+        path = f"/proc/{name}"
+        if not name.isdecimal() and not os.path.islink(path):
+            mount(path, path, None, MS_BIND)
 
 
 def lay_devices(devices: list[str]) -> None:
