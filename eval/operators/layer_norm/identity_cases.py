@@ -126,7 +126,7 @@ def own_groups(shape: Shape, leading: int, flat: bool, resizable: bool, eps: flo
 
 def _rows_of(shape: Shape, leading: int, flat: bool) -> Shape:
     row = (math.prod(shape[1:]),) if flat else shape[1:]
-    return (*(1,) * (leading - 1), shape[0], *row)
+    return (shape[0], *(1,) * (leading - 1), *row)
 
 
 def _distinct(groups: list[Group]) -> list[Group]:

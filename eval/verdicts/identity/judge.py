@@ -21,12 +21,14 @@ from kbsub.adapters.candidate import cuda_source_of
 from kbsub.adapters.refusal import modules_of, reference_asked
 from kbsub.adapters.task import Modules, Task, task_from_payload
 from kbsub.eval.operators.compare.bitwise import judge_pair, repeated_hashes
+from kbsub.eval.operators.compare.oracle import OracleError
 from kbsub.eval.operators.compare.predicate import OFFICIAL_TOLERANCE
 from kbsub.eval.operators.identity import FULL_SIZE, IdentitySuite, Outputs, Question, Setting
 from kbsub.eval.operators.register import operator_of
 from kbsub.eval.process.cell import Cell, candidate_folder
 from kbsub.eval.process.isolated import JudgeFailure, Status, is_out_of_memory
 from kbsub.eval.remote.model import CandidateRefused, RemoteError, Worker
+from kbsub.eval.tasks.toml_file import TaskFolderError
 from kbsub.eval.verdicts.identity.declared import contradictions_of
 from kbsub.eval.verdicts.identity.generic import SEEDS, Refused, run_generic
 from kbsub.eval.verdicts.identity.registration import OF_ORDER
@@ -152,7 +154,7 @@ def setting_of(payload: dict[str, Any], task: Task) -> Setting:
     if device.type == "cpu" and needs and not hosted:
         raise JudgeFailure(
             Status.NOT_RUN,
-            f"{needs}: its reference is native LayerNorm on CUDA, whose order the CPU's does not share; run this on a "
+            f"{needs}: its reference is the native operator on CUDA, whose order the CPU's does not share; run this on a "
             "machine with an NVIDIA GPU, or against a model of that order with --device cpu (the host executor)",
         )
     declaration = payload.get("declaration") or {}
@@ -166,11 +168,15 @@ def setting_of(payload: dict[str, Any], task: Task) -> Setting:
 
 
 def suite_of(task: Task, modules: Modules) -> IdentitySuite | None:
-    """The operator's cases; JudgeFailure NOT_RUN where the task's own program has no answer to what it asks."""
+    """The operator's cases; JudgeFailure NOT_RUN where the task is not what it declares, or has itself no answer."""
     try:
+        operator = operator_of(task)
         with reference_asked(Refused):
-            return operator_of(task).identity(modules)
-    except Refused as why:
+            try:
+                return operator.identity(modules)
+            except OracleError as why:
+                raise Refused(str(why)) from why
+    except (Refused, TaskFolderError) as why:
         raise JudgeFailure(Status.NOT_RUN, str(why)) from why
 
 
