@@ -154,8 +154,8 @@ def setting_of(payload: dict[str, Any], task: Task) -> Setting:
     if device.type == "cpu" and needs and not hosted:
         raise JudgeFailure(
             Status.NOT_RUN,
-            f"{needs}: its reference is the native operator on CUDA, whose order the CPU's does not share; run this on a "
-            "machine with an NVIDIA GPU, or against a model of that order with --device cpu (the host executor)",
+            f"{needs}: its reference is the native operator on CUDA, whose order the CPU's does not share; run this "
+            "on a machine with an NVIDIA GPU, or against a model of that order with --device cpu (the host executor)",
         )
     declaration = payload.get("declaration") or {}
     if task.precision not in declaration.get("precision", (task.precision,)):

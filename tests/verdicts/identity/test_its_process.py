@@ -114,7 +114,7 @@ def test_a_task_that_is_not_what_it_declares_is_no_candidates_fault(tmp_path):
     text = text.replace("self.ln = ", "self.other = nn.Parameter(torch.zeros(1))\n        self.ln = ")
     (tmp_path / "reference.py").write_text(text)
     (tmp_path / "task.toml").write_text((TASK.parent / "task.toml").read_text())
-    with pytest.raises(JudgeFailure, match="^the task declares .* its Model is not one LayerNorm") as caught:
+    with pytest.raises(JudgeFailure, match=r"^the task declares .* its Model is not one LayerNorm") as caught:
         judged("pass", task=f"local:{tmp_path / 'reference.py'}")
     assert caught.value.status is Status.NOT_RUN
 
@@ -122,6 +122,6 @@ def test_a_task_that_is_not_what_it_declares_is_no_candidates_fault(tmp_path):
 def test_an_operator_that_nobody_knows_is_no_candidates_fault(tmp_path):
     (tmp_path / "reference.py").write_text(TASK.read_text())
     (tmp_path / "task.toml").write_text('operator = "no_such"\nreference = "reference.py"\n')
-    with pytest.raises(JudgeFailure, match="^operator = 'no_such'") as caught:
+    with pytest.raises(JudgeFailure, match=r"^operator = 'no_such'") as caught:
         judged("pass", task=f"local:{tmp_path / 'reference.py'}")
     assert caught.value.status is Status.NOT_RUN
