@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
-Outputs = dict[str, torch.Tensor]
+Outputs: TypeAlias = "dict[str, torch.Tensor]"
 FULL_SIZE = "full size"  # the group of cases at the task's own shape
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from kbsub.eval.operators.identity import FULL_SIZE
 from kbsub.eval.tasks.declarations import Expect
-
-FULL_SIZE = "full size"  # the group of cases that beyond_tolerance speaks of
 
 
 def contradictions_of(expect: dict[str, Any], found: dict[str, Any]) -> list[str]:
