@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 if TYPE_CHECKING:
     import torch
 
+    from kbsub.adapters.task import Modules
     from kbsub.eval.operators.compare.oracle import Truth
+    from kbsub.eval.operators.identity import IdentitySuite
 
 
 class Operator:
@@ -32,4 +34,11 @@ class Operator:
 
     def of_constant_rows(self, model: torch.nn.Module, output: torch.Tensor) -> torch.Tensor | None:
         """What rows of one constant must give, exactly, in the shape of `output`; None: nothing is known."""
+        return None
+
+    def identity(self, modules: Modules) -> IdentitySuite | None:
+        """The bit-identity cases of the task that defines `modules`; None: it is compared with its own Model.
+
+        Raises OracleError for a Model that is not what the operator says, and whatever the task's own program raises.
+        """
         return None

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 from typing import Any
 
@@ -130,7 +130,7 @@ class Worker:
             worker._await_ready(timeout_s)
             words = {
                 "source": candidate_source,
-                "task": asdict(task),
+                "task": asdict(replace(task, folder=None)),  # its source is all that is executed
                 "device": str(place),
                 "dtype": str(dtype or task.dtype).removeprefix("torch."),
                 "hosted": hosted,
@@ -301,9 +301,15 @@ class RemoteModel:
         words = {"method": method, "grad": grad, "poison": poison}
         return self._answer("call", words, list(inputs), "call", timeout_s)
 
-    def capture(self, inputs: Sequence[Any], timeout_s: float | None = None) -> None:
-        """Warm up on `inputs` and capture a CUDA graph; on a CPU, warm up. They get memory of their own."""
-        self._ask("capture", {}, timeout_s, list(inputs), block=f"captured {self.number}")
+    def capture(
+        self, inputs: Sequence[Any], *, methods: Sequence[str | None] = (None,), timeout_s: float | None = None
+    ) -> None:
+        """Warm up on `inputs` and capture a CUDA graph; on a CPU, warm up. They get memory of their own.
+
+        methods: called one after the other (None: the instance itself); `replay` gives the answer of the only one, or
+        one list of what all of them return.
+        """
+        self._ask("capture", {}, timeout_s, list(inputs), block=f"captured {self.number}", methods=list(methods))
 
     def replay(self, inputs: Sequence[Any], timeout_s: float | None = None) -> Reply:
         """Put `inputs`, of the same forms, where the captured ones lie, and replay the graph (on a CPU: call)."""

@@ -140,7 +140,8 @@ class Session:
 
     def capture(self, request: dict[str, Any], inputs: Any) -> dict[str, Any]:
         """Warm up and, on CUDA, capture a graph; `replay` then works on whatever lies in the same inputs."""
-        run = self.instances[request["instance"]]
+        model = self.instances[request["instance"]]
+        run = _in_turn([model if name is None else getattr(model, name) for name in request["methods"]])
         with torch.no_grad():
             self.captured[request["instance"]] = (
                 _captured(run, inputs) if self.device.type == "cuda" else _called(run, inputs)
@@ -265,6 +266,21 @@ def _address(tensor: Any) -> int:
         return int(_data_ptr(tensor))
     except RuntimeError:  # a tensor without memory of its own: fake, functional, a wrapper
         return 0
+
+
+def _in_turn(methods: list[Callable[..., Any]]) -> Callable[..., Any]:
+    """The only method, or one that calls them all and returns one list of what they return."""
+    if len(methods) == 1:
+        return methods[0]
+
+    def run(*inputs: Any) -> list[Any]:
+        found: list[Any] = []
+        for method in methods:
+            value = method(*inputs)
+            found += value if isinstance(value, (tuple, list)) else [value]
+        return found
+
+    return run
 
 
 def _called(run: Callable[..., Any], inputs: Any) -> Callable[[], Any]:

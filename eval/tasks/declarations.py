@@ -3,7 +3,7 @@
 The file and the folder must agree: a declared file that is missing and a file that is not declared are both errors.
 A declaration lowers what is asked of a candidate, so one counts only in this repository's own task folders, or from
 the file that the caller names. What lies beside somebody else's candidate is that candidate's own word.
-This module must not know how a claim is checked, only how a finished identity verdict can contradict one.
+This module must not know how a claim is checked.
 """
 
 from __future__ import annotations
@@ -180,26 +180,3 @@ def _row(path: Path, stem: str, row: Any) -> Declaration:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise DeclarationError(f"{path}: [{stem}] {where}: {first['msg']}") from error
-
-
-def identity_contradictions(expect: dict[str, Any], found: dict[str, Any]) -> list[str]:
-    """Where a finished verdict of eval.identity, measured on CUDA, contradicts what was declared; [] if nowhere."""
-    said = Expect.model_validate(expect)
-    problems: list[str] = []
-    different = [case["name"] for case in found["cases"] if "skipped" not in case and not case["identical"]]
-    distinct = found.get("repeated_runs", {}).get("distinct", 1)
-    if said.identity == "pass" and different:
-        problems.append(f"declared bit-identical, but {len(different)} cases differ, the first: {different[0]}")
-    if distinct != 1:
-        problems.append(f"repeated runs gave {distinct} different results; a candidate gives the same bits every time")
-    if said.identity == "fail" and not different:
-        problems.append("declared to differ from native somewhere, but every case is bit-identical")
-    if said.beyond_tolerance is not None and found["precision"] == "fp32":
-        for case in found["cases"]:
-            if case["group"] != "full size" or "skipped" in case:
-                continue
-            declared_beyond = case["input"] in said.beyond_tolerance
-            if case.get("allclose", False) == declared_beyond:
-                words = ("beyond", "within") if declared_beyond else ("within", "beyond")
-                problems.append(f"{case['name']}: declared {words[0]} {found['tolerance']:g} of native, is {words[1]}")
-    return problems

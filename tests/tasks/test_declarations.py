@@ -10,7 +10,6 @@ from kbsub.eval.tasks.declarations import (
     Declaration,
     DeclarationError,
     declaration_of,
-    identity_contradictions,
     read_declarations,
 )
 from support.paths import ROOT
@@ -90,51 +89,6 @@ def test_level1_40_declares_the_published_contracts(stem):
     assert declared[stem].contract == CONTRACTS[stem]
     if CONTRACTS[stem] == "control":
         assert declared[stem].expect.beyond_tolerance == ("+1000",), "shown to fail there, and only there"
-
-
-def verdict(*cases: tuple[str, bool, bool], distinct: int = 1, precision: str = "fp32") -> dict:
-    """(input, identical, allclose) a full-size case."""
-    rows = [
-        {"name": f"case {at}", "group": "full size", "input": kind, "identical": identical, "allclose": close}
-        for at, (kind, identical, close) in enumerate(cases)
-    ]
-    return {"cases": rows, "repeated_runs": {"distinct": distinct}, "tolerance": 1e-4, "precision": precision}
-
-
-SAME, NEAR, FAR = (True, True), (False, True), (False, False)
-OUTCOMES = {  # id: (expect, verdict, words of each contradiction)
-    "identical as declared": ({"identity": "pass"}, verdict(("normal", *SAME)), []),
-    "not identical": ({"identity": "pass"}, verdict(("normal", *SAME), ("x100", *NEAR)), ["the first: case 1"]),
-    "runs differ": ({"identity": "pass"}, verdict(("normal", *SAME), distinct=2), ["2 different results"]),
-    "runs of a control differ": (
-        {"identity": "fail"},
-        verdict(("normal", *NEAR), distinct=2),
-        ["2 different results"],
-    ),
-    "runs differ where nothing is claimed": ({}, verdict(("normal", *NEAR), distinct=3), ["3 different results"]),
-    "a control too good": ({"identity": "fail"}, verdict(("normal", *SAME)), ["every case is bit-identical"]),
-    "differs as declared": ({"identity": "fail"}, verdict(("normal", *NEAR)), []),
-    "nothing claimed": ({"identity": "skip"}, verdict(("normal", *FAR)), []),
-    "fails where declared": ({"beyond_tolerance": ["+1000"]}, verdict(("normal", *NEAR), ("+1000", *FAR)), []),
-    "does not fail where declared": (
-        {"beyond_tolerance": ["+1000"]},
-        verdict(("normal", *NEAR), ("+1000", *NEAR)),
-        ["case 1: declared beyond 0.0001 of native, is within"],
-    ),
-    "another tolerance": ({"beyond_tolerance": ["+1000"]}, verdict(("+1000", *NEAR), precision="bf16"), []),
-    "fails elsewhere": (
-        {"beyond_tolerance": ["+1000"]},
-        verdict(("normal", *FAR), ("+1000", *FAR)),
-        ["case 0: declared within 0.0001 of native, is beyond"],
-    ),
-}
-
-
-@pytest.mark.parametrize("case", OUTCOMES)
-def test_a_measured_verdict_contradicts_a_declaration(case):
-    expect, found, words = OUTCOMES[case]
-    said = identity_contradictions(expect, found)
-    assert len(said) == len(words) and all(w in s for w, s in zip(words, said, strict=True)), said
 
 
 def test_a_declaration_travels_as_json_and_back():

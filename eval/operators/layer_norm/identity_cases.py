@@ -1,4 +1,4 @@
-"""The bit-identity cases of level 1 problem 40 as data: what is drawn, in which order, and what is changed.
+"""The bit-identity cases of level 1 problem 40 as data, and those of another LayerNorm made from them.
 
 Sources: the published protocol (30 full-size cases, small controls, width 20,672, extra shapes, graph mutation) and
 the shapes at which a launch geometry can go wrong. This file must not know candidates, only layer normalisation.
@@ -7,13 +7,16 @@ The reference needs N % 4 == 0 in every shape: otherwise native itself takes ano
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from kbsub.eval.operators.identity import FULL_SIZE
+
 Shape = tuple[int, ...]
-FULL_SIZE = "full size"
+OFFICIAL = "official"  # the task's own input, where it is not the uniform one of level 1 problem 40
 OFFICIAL_SHAPE: Shape = (16, 64, 256, 256)
 EPS = 1e-5
 EVERY_EPS = (0.0, 1e-5, 1e-3)
@@ -96,8 +99,45 @@ GROUPS: tuple[Group, ...] = (
     Group("geometry", (0, 64, 17, 19), (0, 4, 17, 19), (827,), ("default",), ("zero",)),  # an empty output
 )
 
+WIDEST_OF_ANOTHER = 2**16  # elements of a row; wider ones are asked of level 1 problem 40 alone
+SMALL_ROWS = 16
+
+
+def own_groups(shape: Shape, leading: int, flat: bool, resizable: bool, eps: float) -> tuple[Group, ...]:
+    """The groups of a LayerNorm of another input `shape`, whose rows begin at dimension `leading`.
+
+    flat: its constructor takes a number, so that the rows of every group are of one dimension. Not resizable: no rows
+    but its own. eps: the layer's own, in place of level 1 problem 40's.
+    """
+    full = GROUPS[0]
+    own = replace(
+        full,
+        small=(min(shape[0], SMALL_ROWS), *shape[1:]),
+        inputs=(OFFICIAL, *(name for name in full.inputs if name != "uniform")),
+    )
+    others = [
+        replace(group, shape=_rows_of(group.shape, leading, flat), small=_rows_of(group.small, leading, flat))
+        for group in GROUPS[1:]
+        if group.shape is not None and math.prod(group.shape[1:]) <= WIDEST_OF_ANOTHER
+    ]
+    groups = (own, *_distinct(others)) if resizable else (own,)
+    return tuple(replace(group, eps=(eps,)) if group.eps == (EPS,) else group for group in groups)
+
+
+def _rows_of(shape: Shape, leading: int, flat: bool) -> Shape:
+    row = (math.prod(shape[1:]),) if flat else shape[1:]
+    return (shape[0], *(1,) * (leading - 1), *row)
+
+
+def _distinct(groups: list[Group]) -> list[Group]:
+    """Without a group whose shape, seeds, affine settings and inputs another has had: flat rows make some alike."""
+    seen: dict[tuple[object, ...], Group] = {}
+    for group in groups:
+        seen.setdefault((group.shape, group.seeds, group.affines, group.inputs), group)
+    return list(seen.values())
+
+
 REPEAT_SEED = 42  # the timed input of upstream
-REPEATS = {"cuda": 200, "cpu": 5}
 
 
 @dataclass(frozen=True)
@@ -112,7 +152,6 @@ class Mutation:
 # The published values; the split candidates were shown with x alone.
 MUTATION = Mutation(x=0.8, weight=0.9, bias=0.01)
 SPLIT_MUTATION = Mutation(x=0.5, weight=1.0, bias=0.0)
-WARM_UPS = 3
 EXACT_CONTRACTS = ("bit-identical", "baseline")
 
 

@@ -11,8 +11,11 @@ from typing import Any, ClassVar
 
 import torch
 
+from kbsub.adapters.task import Modules
 from kbsub.eval.operators.compare.oracle import OracleError, Truth
+from kbsub.eval.operators.identity import IdentitySuite
 from kbsub.eval.operators.layer_norm.formula import layer_norm, layer_norm_of
+from kbsub.eval.operators.layer_norm.identity import cases_of
 from kbsub.eval.operators.layer_norm.on_cpu import in_cuda_order
 from kbsub.eval.operators.operator import Operator
 
@@ -38,6 +41,10 @@ class LayerNormOperator(Operator):
     def of_constant_rows(self, model: torch.nn.Module, output: torch.Tensor) -> torch.Tensor | None:
         layer = self.layer(model)
         return None if layer.bias is None else layer.bias.detach().expand_as(output).contiguous()
+
+    def identity(self, modules: Modules) -> IdentitySuite | None:
+        model = modules.Model(*modules.get_init_inputs())
+        return cases_of(modules, model, self.layer(model))
 
 
 OPERATOR = LayerNormOperator()

@@ -1,11 +1,11 @@
-"""Bit identity for a task that is no LayerNorm: a candidate against the task's own Model, on official inputs.
+"""Bit identity where the operator knows no cases: a candidate against the task's own Model, on official inputs.
 
-Called by identity.py, which owns the run. What the reference cannot answer costs that case.
+Called by judge.py, which owns the run. What the reference cannot answer costs that case.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,10 +13,13 @@ import torch
 from kbsub.adapters.refusal import reference_asked
 from kbsub.adapters.task import SEED
 from kbsub.eval.operators.compare.bitwise import judge_pair
-from kbsub.eval.operators.layer_norm.identity_cases import GROUPS
+from kbsub.eval.remote.values import ValueProblem
+from kbsub.eval.verdicts.identity.subject import WrongForm
 
 if TYPE_CHECKING:
     from kbsub.eval.verdicts.identity.judge import Bench
+
+SEEDS = (0, 1, 2)
 
 
 class Refused(Exception):
@@ -24,12 +27,16 @@ class Refused(Exception):
 
 
 def run_generic(bench: Bench) -> Iterator[dict[str, Any]]:
-    """Any other task: its own Model, official inputs of three seeds, output only; weights seeded as upstream does."""
+    """Official inputs of three seeds, output only; the weights of both sides are seeded as upstream does."""
     with reference_asked(Refused):
-        reference = _seeded(bench, bench.modules.Model, _init_inputs(bench))
         arguments = _init_inputs(bench)
-    candidate = _seeded(bench, bench.candidate, arguments)
-    for seed in GROUPS[0].seeds:
+        torch.manual_seed(SEED)
+        reference = bench.modules.Model(*arguments).to(device=bench.setting.device, dtype=bench.task.dtype)
+    try:
+        bench.subject.build(arguments)
+    except ValueProblem as why:
+        raise Refused(f"the constructor's arguments cannot be handed to the candidate's process: {why}") from why
+    for seed in SEEDS:
         label = {"name": f"official inputs, seed {seed}", "group": "official inputs", "seed": seed, "input": "official"}
         yield label
         try:
@@ -37,24 +44,27 @@ def run_generic(bench: Bench) -> Iterator[dict[str, Any]]:
         except Refused as why:
             yield {**label, "skipped": str(why)}
             continue
-        yield {**label, **judge_pair(expected, candidate(*inputs), bench.tolerance)}
+        try:
+            got = bench.subject.run(inputs)["output"]
+        except ValueProblem as why:
+            yield {**label, "skipped": f"the inputs cannot be handed to the candidate's process: {why}"}
+            continue
+        except WrongForm as why:
+            yield {**label, "identical": False, "allclose": False, "reason": str(why)}
+            continue
+        yield {**label, **judge_pair(expected, got, bench.tolerance)}
 
 
 def _init_inputs(bench: Bench) -> list[Any]:
     torch.manual_seed(SEED)
-    return bench.task.cast(bench.modules.get_init_inputs(), bench.device)
-
-
-def _seeded(bench: Bench, build: Callable[..., Any], arguments: list[Any]) -> Any:
-    """A model built right after its constructor arguments were drawn, so that both sides draw the same weights."""
-    return build(*arguments).to(device=bench.device, dtype=bench.task.dtype)
+    return bench.task.cast(bench.modules.get_init_inputs(), bench.setting.device)
 
 
 def _official_answer(bench: Bench, reference: Any, seed: int) -> tuple[list[Any], torch.Tensor]:
     """(inputs of a seed, the reference's output); raises Refused where it has none."""
     with reference_asked(Refused):
         torch.manual_seed(seed)
-        inputs = bench.task.cast(bench.modules.get_inputs(), bench.device)
+        inputs = bench.task.cast(bench.modules.get_inputs(), bench.setting.device)
         expected = reference(*inputs)
     if not isinstance(expected, torch.Tensor):
         raise Refused(f"the reference returns {type(expected).__name__}, not one tensor")

@@ -21,6 +21,7 @@ class BitIdentity(Record):
     cases: Any
     reference: str = ""
     device: str | None = None
+    confined: dict[str, Any] | None = None  # what the candidate's process was confined by: {level, lacks}
     precision: str | None = None
     tolerance: float | None = None
     equal_nan: bool | None = None

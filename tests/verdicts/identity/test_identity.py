@@ -10,10 +10,11 @@ import torch
 
 from kbsub.eval.operators.compare import bitwise
 from kbsub.eval.operators.compare.bitwise import first_difference, judge_pair, repeated_hashes, ulps
-from kbsub.eval.operators.layer_norm.identity_cases import FULL_SIZE, GROUPS, OFFICIAL_SHAPE, count, inputs_of, steps
+from kbsub.eval.operators.identity import FULL_SIZE
+from kbsub.eval.operators.layer_norm import identity as layer_norm_identity
+from kbsub.eval.operators.layer_norm.identity_cases import GROUPS, OFFICIAL_SHAPE, count, inputs_of, steps
 from kbsub.eval.process.isolated import JudgeFailure, Status, run_isolated
 from kbsub.eval.tasks.declarations import read_declarations
-from kbsub.eval.verdicts.identity import judge as identity
 from kbsub.eval.verdicts.identity.judge import judge
 from support.paths import ROOT
 
@@ -256,7 +257,7 @@ def test_on_a_cpu_the_kernel_itself_is_judged_against_a_model_of_natives_order(c
     old, new, identical = KERNELS[case]
     source = (FOLDER / "reference_order.py").read_text("utf-8")
     assert old in source
-    monkeypatch.setattr(identity, "GROUPS", SMALL_GROUPS)
+    monkeypatch.setattr(layer_norm_identity, "GROUPS", SMALL_GROUPS)
     result = judged("", candidate_source=source.replace(old, new), host_executor=True, repeats=2)
     assert "host executor" in result["reference"] and not result["official"]
     assert (result["identical"] == result["total"]) is identical, different(result)[:1]

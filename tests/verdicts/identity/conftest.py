@@ -1,0 +1,17 @@
+"""Candidates of these tests get caches of their own, not the user's; the host executor's runtime is built once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from kbsub.eval.host_executor.build import CACHE_VARIABLE, cache_folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(CACHE_VARIABLE, str(cache_folder()))
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("caches")))
+        yield
