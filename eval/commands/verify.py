@@ -49,7 +49,7 @@ def command(
 
 
 def is_result(path: Path) -> bool:
-    """Whether a JSON file is a result of results.md: one that says `schema` and `candidates`."""
+    """Whether a JSON file is a result: one with `schema` and `candidates`, and not a record, which says `what` it is of."""
     import json
 
     if path.suffix != ".json":
@@ -58,4 +58,4 @@ def is_result(path: Path) -> bool:
         content = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError):
         return True  # broken JSON: let the reader say so
-    return isinstance(content, dict) and "schema" in content and "candidates" in content
+    return isinstance(content, dict) and {"schema", "candidates"} <= content.keys() and "what" not in content

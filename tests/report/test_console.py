@@ -164,7 +164,7 @@ def test_what_a_killed_fetch_left_is_found_beside_any_name(tmp_path, monkeypatch
 DRAW = """
 import sys
 from pathlib import Path
-from kbsub.eval import plots
+from kbsub.eval.report import plots
 plots.draw({"title": "t"}, lambda figure, data: plots._axes(figure, data), Path(sys.argv[1]), (3, 2))
 """
 
