@@ -49,7 +49,7 @@ def command(
 
 
 def is_result(path: Path) -> bool:
-    """Whether a JSON file is a result: one with `schema` and `candidates`, and not a record, which says `what` it is of."""
+    """Whether a JSON file is a result: `schema` and `candidates`, and no record, which says `what` it is of."""
     import json
 
     if path.suffix != ".json":
