@@ -1,6 +1,7 @@
 """Run-time checks against known ways to pass an evaluation without doing the work.
 
     findings.py      the register: what a guard is and may answer (imports no torch)
+    applicability.py what a guard raises when it cannot ask
     watch.py         global state, patched functions, files, threads, live objects
     rig.py           a task and a candidate, honest ways to build and call them, the true answers
     by_value.py, by_behaviour.py, by_isolation.py      the guards
@@ -13,9 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
-
-DEFAULT_CALLS = 128  # upstream calls 5 + 3 + 1 + 100 times
-HOSTED_CALLS = 12  # where every thread of a kernel is executed on the CPU: past the 5 + 3 calls before the timed ones
 
 
 def judge(payload: dict[str, Any], progress: Callable[[dict[str, Any]], None]) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kbsub.eval.verdicts.guards.findings import NotApplicable, guard
+from kbsub.eval.verdicts.guards.applicability import NotApplicable
+from kbsub.eval.verdicts.guards.findings import guard
 from kbsub.eval.verdicts.guards.rig import LOOSE, Pair, Rig, distance, nearer, rms, same
 
 POISON_BLOCKS = 8  # freed blocks of the output's size: more than any allocator hands out for one forward

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import torch
 
-from kbsub.eval.verdicts.guards.findings import NotApplicable, guard
+from kbsub.eval.verdicts.guards.applicability import NotApplicable
+from kbsub.eval.verdicts.guards.findings import guard
 from kbsub.eval.verdicts.guards.rig import LOOSE, Pair, Rig, distance, nearer, rms
 
 OFFSET = 3e4  # squares of 9e8 are spaced 64 apart in float32, so mean(x^2) - mean(x)^2 loses a variance of 1/12

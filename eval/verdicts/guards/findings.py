@@ -21,10 +21,6 @@ class Finding:
     message: str
 
 
-class NotApplicable(Exception):
-    """A guard cannot ask its question of this task, candidate or machine; the message says why."""
-
-
 # A guard returns the messages of what it found; an empty list is a clean bill.
 Guard = Callable[["Rig"], list[str]]
 

@@ -20,7 +20,7 @@ import torch
 from kbsub.adapters.refusal import reference_asked, short_error
 from kbsub.adapters.task import Modules, Task
 from kbsub.eval.process.isolated import JudgeFailure, Status
-from kbsub.eval.verdicts.guards.findings import NotApplicable
+from kbsub.eval.verdicts.guards.applicability import NotApplicable
 from kbsub.eval.verdicts.guards.watch import Watch, cuda_is_up
 
 SMALL = (6, 8)  # rows, and the longest normalised dimension, of the small shape used on a CPU

@@ -8,16 +8,21 @@ from typing import Any
 
 import torch
 
+# Importing the three modules of guards fills the register.
+import kbsub.eval.verdicts.guards.by_behaviour
+import kbsub.eval.verdicts.guards.by_isolation as by_isolation
+import kbsub.eval.verdicts.guards.by_value  # noqa: F401
 from kbsub.adapters.candidate import cuda_source_of, load_candidate
 from kbsub.adapters.refusal import modules_of
 from kbsub.adapters.task import task_from_payload
 from kbsub.eval.process.isolated import JudgeFailure, Status, is_out_of_memory
-from kbsub.eval.verdicts.guards import DEFAULT_CALLS, HOSTED_CALLS, by_behaviour, by_isolation, by_value
-from kbsub.eval.verdicts.guards.findings import REGISTER, Finding, NotApplicable
+from kbsub.eval.verdicts.guards.applicability import NotApplicable
+from kbsub.eval.verdicts.guards.findings import REGISTER, Finding
 from kbsub.eval.verdicts.guards.rig import Rig
 from kbsub.eval.verdicts.guards.watch import Watch
 
-assert all((by_value, by_behaviour, by_isolation))  # importing them fills the register
+DEFAULT_CALLS = 128  # upstream calls 5 + 3 + 1 + 100 times
+HOSTED_CALLS = 12  # where every thread of a kernel is executed on the CPU: past the 5 + 3 calls before the timed ones
 
 
 def judge_candidate(payload: dict[str, Any], progress: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
