@@ -146,7 +146,7 @@ def _close(finished: dict[str, Finished], stems: Sequence[str], outcome: Outcome
     value = outcome.value or {}
     for stem in stems:
         entry = finished[stem]
-        entry.facts = value.get("facts", {})
+        entry.facts = {**value.get("facts", {}), **value.get("confined", {}).get(stem, {})}
         entry.log = outcome.log
         if stem in value.get("failed", {}):
             entry.status, entry.message = Status.COMPILE_ERROR, value["failed"][stem]
