@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -130,7 +131,7 @@ class Worker:
             worker._await_ready(timeout_s)
             words = {
                 "source": candidate_source,
-                "task": asdict(task),
+                "task": {key: str(value) if isinstance(value, Path) else value for key, value in asdict(task).items()},
                 "device": str(place),
                 "dtype": str(dtype or task.dtype).removeprefix("torch."),
                 "hosted": hosted,

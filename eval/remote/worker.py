@@ -61,7 +61,9 @@ class Session:
             torch.cuda.init()  # type: ignore[no-untyped-call]
             torch.cuda.set_device(self.device)
             torch.zeros(1, device=self.device)
-        task = Task(**request["task"])
+        told = request["task"]
+        paths = {key: Path(told[key]) for key in ("folder", "reference_path", "path") if told.get(key)}
+        task = Task(**{**told, **paths})
         modules = task.modules()
         model = load_candidate(request["source"], task, build_dir=request["build_dir"], modules=modules)
         if request["hosted"]:

@@ -46,6 +46,7 @@ class Confined:
                 self.task,
                 cell=self.cell,
                 device=self.device,
+                host_cache=_host_cache() if self.hosted else None,
                 hosted="SMALL_LIMITS" if self.hosted else None,
                 timeout_s=START_S,
             )
@@ -93,6 +94,12 @@ class Instance:
         reply = _sent(ask)
         self.mutated = reply.mutated
         return reply.value
+
+
+def _host_cache() -> str:
+    from kbsub.eval.host_executor.build import cache_folder
+
+    return str(cache_folder())
 
 
 def _sent(ask: Callable[[], T]) -> T:

@@ -145,7 +145,10 @@ def judge_many(payload: Mapping[str, Any], progress: Progress) -> dict[str, Any]
         facts["peak_extra_bytes"] = torch.cuda.max_memory_allocated(device) - base
     confined = {who.stem: dict(who.confined.record()) for who in entrants if who.confined is not None}
     return {
-        "stress": {stem: stress_record(each, {**facts, **confined.get(stem, {})}, declared.get(stem)) for stem, each in rows.items()},
+        "stress": {
+            stem: stress_record(each, {**facts, **confined.get(stem, {})}, declared.get(stem))
+            for stem, each in rows.items()
+        },
         "oracle": {stem: oracle_record(each) for stem, each in rows.items()},
         "failed": {stem: message for stem, (_, message) in failed.items()},
         "statuses": {stem: status for stem, (status, _) in failed.items()},
