@@ -1,4 +1,4 @@
-"""The stress suite: asks the cases of eval/tasks/cases.py of candidates in processes of their own, and says what became of each.
+"""The stress suite: asks the cases of eval/tasks/cases.py of candidates in their own processes and classes each answer.
 
 A case is judged against native (the task's Model, torch.allclose at the precision's tolerance, equal_nan=True) *and*
 against the float64 oracle; both are reported. Reference and oracle values are computed once a case and shared by all
