@@ -315,6 +315,14 @@ class RemoteModel:
         """Put `inputs`, of the same forms, where the captured ones lie, and replay the graph (on a CPU: call)."""
         return self._answer("replay", {}, list(inputs), f"captured {self.number}", timeout_s)
 
+    def repeat(self, inputs: Sequence[Any], calls: int, timeout_s: float | None = None) -> None:
+        """Call the instance `calls` times on `inputs`, where those of the next `call` of the same forms will lie."""
+        self._ask("repeat", {}, timeout_s, list(inputs), calls=calls)
+
+    def on_side_stream(self, inputs: Sequence[Any], timeout_s: float | None = None) -> Reply:
+        """Call on a stream of its own (CUDA), behind slow work that fills copies of `inputs`."""
+        return self._answer("on_side_stream", {}, list(inputs), "call", timeout_s)
+
     def load_state(
         self, state: Mapping[str, torch.Tensor], *, bind: bool = False, timeout_s: float | None = None
     ) -> None:

@@ -32,6 +32,7 @@ from kbsub.eval.remote.values import Slot, lay, pack, unpack
 REQUEST_LIMIT = 64 << 20  # bytes: the source of a candidate is one of the words
 FOREVER_S = 1e6  # the other side counts the time
 WARM_UPS = 3
+SLEEP_CYCLES = 20_000_000  # about 10 ms at 1.9 GHz: longer than any launch overhead
 
 # Taken before a candidate can put something else in their place. It can still lie; it cannot by accident.
 _data_ptr, _detach = torch.Tensor.data_ptr, torch.Tensor.detach
@@ -60,7 +61,9 @@ class Session:
             torch.cuda.init()  # type: ignore[no-untyped-call]
             torch.cuda.set_device(self.device)
             torch.zeros(1, device=self.device)
-        task = Task(**request["task"])
+        told = request["task"]
+        paths = {key: Path(told[key]) for key in ("folder", "reference_path", "path") if told.get(key)}
+        task = Task(**{**told, **paths})
         modules = task.modules()
         model = load_candidate(request["source"], task, build_dir=request["build_dir"], modules=modules)
         if request["hosted"]:
@@ -131,6 +134,35 @@ class Session:
         method = model if request["method"] is None else getattr(model, request["method"])
         with torch.set_grad_enabled(request["grad"]):
             return method(*inputs)
+
+    def repeat(self, request: dict[str, Any], inputs: Any) -> dict[str, Any]:
+        """Call the instance `calls` times on the same inputs; what it returns is let go."""
+        model = self.instances[request["instance"]]
+        with torch.no_grad():
+            for call in range(request["calls"]):
+                model(*inputs)
+                if call % 100 == 99 and self.device.type == "cuda":
+                    torch.cuda.synchronize(self.device)
+        return {}
+
+    def on_side_stream(self, request: dict[str, Any], inputs: Any) -> Any:
+        """Call on another stream, behind slow work that fills the inputs: a kernel launched elsewhere reads NaN."""
+        model = self.instances[request["instance"]]
+        fills = [isinstance(each, torch.Tensor) and each.is_floating_point() for each in inputs]
+        staged = [
+            torch.full_like(each, float("nan")) if fill else each for each, fill in zip(inputs, fills, strict=True)
+        ]
+        stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+        with torch.no_grad(), torch.cuda.stream(stream):
+            torch.cuda._sleep(SLEEP_CYCLES)  # type: ignore[no-untyped-call]
+            for to, value, fill in zip(staged, inputs, fills, strict=True):
+                if fill:
+                    to.copy_(value)
+            result = model(*staged)
+            result = result.clone() if isinstance(result, torch.Tensor) else result
+        stream.synchronize()
+        return result
 
     def _poison(self, inputs: Any) -> None:
         """NaN in a freed block of the size of each input: an output that is not written shows."""
@@ -341,7 +373,7 @@ def serve(session: Session, channel: Channel) -> None:
                 session.open_block(request["open"], descriptors)
             arguments = unpack(request["value"], session.tensors_of(request)) if request.get("value") else None
             found = getattr(session, request["op"])(request, arguments)
-            if request["op"] in ("start", "construct", "drop", "load_state", "capture"):
+            if request["op"] in ("start", "construct", "drop", "load_state", "capture", "repeat"):
                 reply = {"error": None, **found}
             elif request["op"] in ("set_attribute", "has"):
                 reply = {"error": None, "answer": found}

@@ -146,10 +146,11 @@ def _close(finished: dict[str, Finished], stems: Sequence[str], outcome: Outcome
     value = outcome.value or {}
     for stem in stems:
         entry = finished[stem]
-        entry.facts = value.get("facts", {})
+        entry.facts = {**value.get("facts", {}), **value.get("confined", {}).get(stem, {})}
         entry.log = outcome.log
         if stem in value.get("failed", {}):
-            entry.status, entry.message = Status.COMPILE_ERROR, value["failed"][stem]
+            entry.status = Status(value.get("statuses", {}).get(stem, Status.COMPILE_ERROR))
+            entry.message = value["failed"][stem]
         else:
             why = no_verdict("stress", entry.rows) if entry.rows else ""
             entry.status, entry.message = (Status.NOT_RUN, why) if why else (Status.OK, "")

@@ -14,9 +14,8 @@ import torch
 
 from kbsub.adapters.refusal import reference_asked
 from kbsub.eval.operators.compare.predicate import Comparison, compare, same_bits
+from kbsub.eval.suite.confined import Instance
 from kbsub.eval.suite.inputs import NotApplicable
-
-SLEEP_CYCLES = 20_000_000  # about 10 ms at 1.9 GHz: longer than any launch overhead
 
 
 @dataclass
@@ -82,73 +81,54 @@ def _row(value: Any, row: int, rows: int) -> Any:
 def side_stream(scene: Scene) -> str | None:
     """On a stream of the caller's choice, behind slow work on it: a kernel launched elsewhere reads NaN."""
     _need_cuda(scene)
-    staged = [torch.full_like(each, float("nan")) if _is_float(each) else each for each in scene.inputs]
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    torch.cuda.synchronize()
-    with torch.no_grad(), torch.cuda.stream(stream):
-        torch.cuda._sleep(SLEEP_CYCLES)  # type: ignore[no-untyped-call]
-        for to, value in zip(staged, scene.inputs, strict=True):
-            if _is_float(to):
-                to.copy_(value)
-        result = scene.model(*staged).clone()
-    stream.synchronize()
+    result = _instance(scene).on_side_stream(scene.inputs)
     problem = _differs(scene, scene.expected, result)
-    torch.cuda.synchronize()
     return f"on a side stream the answer is wrong: {problem}" if problem else None
 
 
 def graph_mutation(scene: Scene) -> str | None:
     """Captured, then inputs and parameters changed in place, then replayed: the published protocol's mutation."""
     _need_cuda(scene)
-    parameters = dict(scene.model.named_parameters()) if isinstance(scene.model, torch.nn.Module) else {}
+    model = _instance(scene)
     with reference_asked(NotApplicable):
         twin = copy.deepcopy(scene.reference)
-    changing = dict(twin.named_parameters())
-    if set(parameters) != set(changing):
-        changing, parameters = {}, {}  # only the inputs change then
     held = [each.clone() if isinstance(each, torch.Tensor) else each for each in scene.inputs]
+    forms = {key: shape for key, (_, shape) in model.remote.state_forms.items()}
+    shared = forms == {key: tuple(value.shape) for key, value in twin.state_dict().items()}
     scene.spoiled = True
-    graph, result = _capture(scene.model, held)
+    model.capture(held)
     with torch.no_grad():
         for each in held:
             if _is_float(each):
                 each.mul_(0.8)
-        for group in (changing, parameters):
-            for name, parameter in group.items():
-                if name.rpartition(".")[2] == "bias":
-                    parameter.add_(0.01)
-                else:
-                    parameter.mul_(0.9)
-    graph.replay()
-    torch.cuda.synchronize()
-    problem = _differs(scene, _of_reference(twin, held), result)
+        for name, parameter in twin.named_parameters() if shared else ():  # else only the inputs change
+            if name.rpartition(".")[2] == "bias":
+                parameter.add_(0.01)
+            else:
+                parameter.mul_(0.9)
+    if shared and forms:  # the same places in the judge's memory, which the graph reads
+        model.remote.load_state({key: value.detach() for key, value in twin.state_dict().items()}, bind=True)
+    problem = _differs(scene, _of_reference(twin, held), model.replay(held))
     return f"replayed after inputs and parameters changed in place: {problem}" if problem else None
 
 
-def _capture(model: Any, held: list[Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.no_grad(), torch.cuda.stream(stream):
-        for _ in range(3):
-            model(*held)
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.no_grad(), torch.cuda.graph(graph):
-        result = model(*held)
-    return graph, result
+def _instance(scene: Scene) -> Instance:
+    if not isinstance(scene.model, Instance):
+        raise NotApplicable("asked of candidates only, in their own process")
+    return scene.model
 
 
 def after_1000_calls(scene: Scene) -> str | None:
     """New contents at the same addresses are answered rightly after `calls` calls on the old ones."""
     held = [each.clone() if isinstance(each, torch.Tensor) else each for each in scene.inputs]
-    with torch.no_grad():
-        for call in range(scene.calls):
-            scene.model(*held)
-            if call % 100 == 99 and torch.cuda.is_available():
-                torch.cuda.synchronize()
-        for each in held:
-            if _is_float(each):
-                each.mul_(-0.5).add_(0.25)
+    if isinstance(scene.model, Instance):
+        scene.model.repeat(held, scene.calls)
+    else:
+        for _ in range(scene.calls):
+            run(scene.model, held)
+    for each in held:
+        if _is_float(each):
+            each.mul_(-0.5).add_(0.25)
     problem = _differs(scene, _of_reference(scene.reference, held), run(scene.model, held))
     return f"after {scene.calls} calls new contents are answered wrongly: {problem}" if problem else None
 

@@ -134,16 +134,5 @@ def set_parameters(model: torch.nn.Module, setting: Parameters) -> None:
             each.copy_(values * setting.scale)
 
 
-def misalign_parameters(model: torch.nn.Module) -> None:
-    """Move every float parameter of `model` to storage that starts one element in; the values stay."""
-    moved = False
-    for each in model.parameters():
-        if each.is_floating_point():
-            each.data = misaligned(each.data)
-            moved = True
-    if not moved:
-        raise NotApplicable("the candidate has no float parameters")
-
-
 def _is_float(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()

@@ -1,4 +1,4 @@
-"""The stress suite: runs the cases of eval/tasks/cases.py in this process and says what became of each.
+"""The stress suite: asks the cases of eval/tasks/cases.py of candidates in their own processes and classes each answer.
 
 A case is judged against native (the task's Model, torch.allclose at the precision's tolerance, equal_nan=True) *and*
 against the float64 oracle; both are reported. Reference and oracle values are computed once a case and shared by all
@@ -7,6 +7,7 @@ entrants of a run. Nothing here touches the official verdict. `stress_batch.py` 
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import time
@@ -24,8 +25,10 @@ from kbsub.eval.operators.compare.oracle import ErrorOf, OracleError, Truth, err
 from kbsub.eval.operators.compare.predicate import PredicateError, compare, same_bits
 from kbsub.eval.operators.operator import Operator
 from kbsub.eval.process.isolated import JudgeFailure, Status, is_out_of_memory
+from kbsub.eval.remote.model import CandidateRaised, CandidateRefused, RemoteError, WorkerFailure
 from kbsub.eval.suite import checks
 from kbsub.eval.suite.classes import Question, classify, oracle_facts, row_of
+from kbsub.eval.suite.confined import Instance, Lost
 from kbsub.eval.suite.inputs import NotApplicable, lay_out, special_place, values_of
 from kbsub.eval.suite.models import Entrant, Workshop, entrant, is_modelled, task_cases
 from kbsub.eval.suite.records import no_verdict, oracle_record, stress_record
@@ -64,8 +67,8 @@ def judge_oracle(payload: Mapping[str, Any], progress: Progress) -> dict[str, An
 
 def _one(section: str, payload: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
     found = judge_many({**payload, "candidates": [payload]}, progress)
-    for message in found["failed"].values():
-        raise CandidateError(message)
+    for stem, message in found["failed"].items():
+        raise JudgeFailure(Status(found["statuses"][stem]), message)
     record: dict[str, Any] = found[section][payload["stem"]]
     if why := no_verdict(section, found["stress"][payload["stem"]]["cases"]):
         raise JudgeFailure(Status.NOT_RUN, why, record)
@@ -97,7 +100,7 @@ def judge_many(payload: Mapping[str, Any], progress: Progress) -> dict[str, Any]
         device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
         torch.cuda.set_device(device)
     modules_of(task)  # a reference program that does not run leaves nothing to judge, and no candidate to blame
-    entrants, failed = _load([{**payload, **each} for each in payload["candidates"]], task)
+    entrants, failed = _load([{**payload, **each} for each in payload["candidates"]], task, device)
     hosted = bool(payload.get("host_executor")) and any(who.hosted for who in entrants)
     limit = 0 if device.type == "cuda" or full else HOSTED_ELEMENTS if hosted else CPU_ELEMENTS
     options = Options(
@@ -121,6 +124,10 @@ def judge_many(payload: Mapping[str, Any], progress: Progress) -> dict[str, Any]
         run_cases(task, device, entrants, cases, options, done, emit, progress)
     except Broken as error:
         raise JudgeFailure(Status.CRASHED, str(error)) from error
+    finally:
+        for who in entrants:
+            if who.confined is not None:
+                who.confined.close()
     facts = {
         "device": device.type,
         "precision": task.precision,
@@ -136,21 +143,33 @@ def judge_many(payload: Mapping[str, Any], progress: Progress) -> dict[str, Any]
     }
     if device.type == "cuda":
         facts["peak_extra_bytes"] = torch.cuda.max_memory_allocated(device) - base
+    confined = {who.stem: dict(who.confined.record()) for who in entrants if who.confined is not None}
     return {
-        "stress": {stem: stress_record(each, facts, declared.get(stem)) for stem, each in rows.items()},
+        "stress": {
+            stem: stress_record(each, {**facts, **confined.get(stem, {})}, declared.get(stem))
+            for stem, each in rows.items()
+        },
         "oracle": {stem: oracle_record(each) for stem, each in rows.items()},
-        "failed": failed,
+        "failed": {stem: message for stem, (_, message) in failed.items()},
+        "statuses": {stem: status for stem, (status, _) in failed.items()},
+        "confined": confined,
         "facts": facts,
     }
 
 
-def _load(payloads: Sequence[Mapping[str, Any]], task: Task) -> tuple[list[Entrant], dict[str, str]]:
+def _load(
+    payloads: Sequence[Mapping[str, Any]], task: Task, device: torch.device
+) -> tuple[list[Entrant], dict[str, tuple[str, str]]]:
+    """The entrants, each candidate in its own process, and {stem: (status, message)} of those that did not load."""
     entrants, failed = [], {}
     for each in payloads:
+        stem = str(each.get("stem", each.get("baseline", "?")))
         try:
-            entrants.append(entrant(each, task))
+            entrants.append(entrant(each, task, device))
         except CandidateError as error:
-            failed[str(each.get("stem", each.get("baseline", "?")))] = error.message
+            failed[stem] = (str(Status.COMPILE_ERROR), error.message)
+        except RemoteError as error:
+            failed[stem] = (str(error.status), error.message)
     return entrants, failed
 
 
@@ -203,16 +222,20 @@ def run_cases(
                 if isinstance(question, str):
                     emit(who, row_of(case, SKIPPED, question), index)
                     continue
-                try:
-                    row = _judge_case(shop, who, question, models, options)
-                except Broken as error:
-                    emit(who, row_of(case, FAIL, f"crashed: {error}"), index)
-                    raise
-                emit(who, row, index)
+                emit(who, _judge_case(shop, who, question, models, options), index)
             del question
-        models.clear()
+        _drop(models)
         if device.type == "cuda":
             gc.collect()  # models in reference cycles would hold GPU memory
+
+
+def _drop(models: dict[tuple[str, str], Any]) -> None:
+    """Let the instances go, those in workers too; one whose worker is gone is gone with it."""
+    for each in models.values():
+        if isinstance(each, Instance):
+            with contextlib.suppress(RemoteError):
+                each.remote.drop()
+    models.clear()
 
 
 def _ask(shop: Workshop, case: Case, options: Options) -> Question | str:
@@ -288,7 +311,9 @@ def _attempt(
 ) -> Row:
     """Build, run and judge; an exception of the candidate is a row too."""
     case = question.case
-    key = (who.stem, case.layout if case.layout == "misaligned_parameters" else "")
+    own = case.layout if case.layout == "misaligned_parameters" else ""
+    own = "graph_mutation" if case.check == "graph_mutation" else own  # its parameters are bound before its first call
+    key = (who.stem, own)
     try:
         if key not in models:
             models[key] = shop.build(who, question.reference, case)
@@ -296,11 +321,32 @@ def _attempt(
         if isinstance(given[0], torch.Tensor):
             given[0] = lay_out(given[0], case.layout)
         output = checks.run(models[key], given)
+        told = models[key].mutated if isinstance(models[key], Instance) else ()
+        if told:
+            return row_of(case, FAIL, f"changed its input {told[0]}")
         return _judge_output(shop, who, question, models, key, given, pristine, output, options)
     except NotApplicable as why:
         return row_of(case, SKIPPED, str(why))
     except PredicateError as error:
         return row_of(case, FAIL, str(error))
+    except Lost as why:
+        return row_of(case, FAIL, f"lost: {why}")
+    except WorkerFailure as error:
+        assert who.confined is not None
+        who.confined.failed(error)
+        for gone in [each for each in models if each[0] == who.stem]:
+            del models[gone]
+        return row_of(case, FAIL, f"{str(error.status).lower().replace('_', ' ')}: {error.message}")
+    except CandidateRaised as error:
+        refusal = isinstance(error, CandidateRefused) and error.type_name != "ValueProblem"
+        if not refusal:
+            models.pop(key, None)
+            word = "out of memory" if error.status == Status.OUT_OF_MEMORY else "raised"
+            return row_of(case, FAIL, f"{word}: {_brief(error)}")
+        if case.may_refuse and error.text.strip():
+            return row_of(case, REFUSED, f"ValueError: {error.text}")
+        what = "refused a case that it must answer" if error.text.strip() else "ValueError without a word"
+        return row_of(case, FAIL, f"{what}: ValueError: {error.text}")
     except ValueError as error:
         if case.may_refuse and str(error).strip():
             return row_of(case, REFUSED, f"ValueError: {error}")
@@ -311,6 +357,12 @@ def _attempt(
         _still_usable(shop.device, error)
         word = "out of memory" if is_out_of_memory(error) else "raised"
         return row_of(case, FAIL, f"{word}: {_short(error)}")
+
+
+def _brief(error: CandidateRaised) -> str:
+    """The first line of an exception and the first errors of a compiler's log, on one line."""
+    lines = [line.strip() for line in error.message.splitlines() if line.strip()]
+    return " | ".join(lines[:1] + [line for line in lines[1:] if "error:" in line][:2])[:400]
 
 
 def _judge_output(

@@ -12,11 +12,13 @@ from typing import Any
 
 import torch
 
-from kbsub.adapters.candidate import CandidateError, cuda_source_of, load_candidate
+from kbsub.adapters.candidate import CandidateError, cuda_source_of
 from kbsub.adapters.task import SEED, Task
 from kbsub.eval.operators.register import operator_of
-from kbsub.eval.suite.inputs import NotApplicable, make_inputs, misalign_parameters, set_parameters
-from kbsub.eval.tasks.cases import OWN_EPS, Case, CaseShape, Parameters, TaskCases, load_task_cases
+from kbsub.eval.remote.model import RemoteModel
+from kbsub.eval.suite.confined import Confined, Instance
+from kbsub.eval.suite.inputs import NotApplicable, make_inputs, misaligned, set_parameters
+from kbsub.eval.tasks.cases import OWN_EPS, Case, CaseShape, TaskCases, load_task_cases
 from kbsub.eval.tasks.folder import submissions_folder
 
 Build = Callable[[torch.nn.Module, tuple[Any, ...]], Any]
@@ -26,16 +28,16 @@ Build = Callable[[torch.nn.Module, tuple[Any, ...]], Any]
 class Entrant:
     """One program to be judged: a candidate, or a baseline such as eager.
 
-    build(reference, init_inputs) returns a callable; `state` says whether parameters are then loaded into it (a
-    baseline is the reference itself, with its parameters already set).
+    build(reference, init_inputs) returns a baseline's callable, with its parameters already set. A candidate has
+    `confined` instead: no line of it runs in this process.
     """
 
     stem: str
     contract: str
     accurate: bool
-    build: Build
-    state: bool = True
+    build: Build | None = None
     hosted: bool = False  # its kernels are executed on the CPU
+    confined: Confined | None = None
 
 
 BASELINES: dict[str, Build] = {
@@ -44,29 +46,33 @@ BASELINES: dict[str, Build] = {
 }
 
 
-def entrant(payload: Mapping[str, Any], task: Task) -> Entrant:
+def entrant(payload: Mapping[str, Any], task: Task, device: torch.device) -> Entrant:
     """The entrant of one stage payload (stem, candidate_source, declaration, host_executor ...), or of a baseline's:
-    {"baseline": "eager" | "compile_default", "stem"}. Raises CandidateError when the file gives no ModelNew."""
+    {"baseline": "eager" | "compile_default", "stem"}.
+
+    A candidate is loaded in a process of its own. Raises RemoteError when that gives no ModelNew, CandidateError for
+    an unknown baseline.
+    """
     if "baseline" in payload:
         name = payload["baseline"]
         if name not in BASELINES:
             raise CandidateError(f"unknown baseline {name!r}; known are {', '.join(BASELINES)}")
-        return Entrant(payload.get("stem", name), "baseline", False, BASELINES[name], state=False)
-    source, modules = payload["candidate_source"], task.modules()
-    model = load_candidate(source, task, modules=modules)
+        return Entrant(payload.get("stem", name), "baseline", False, BASELINES[name])
+    source = payload["candidate_source"]
     hosted = bool(payload.get("host_executor")) and cuda_source_of(source) == "CUDA_SOURCE"
     if hosted:
-        from kbsub.eval.host_executor import SMALL_LIMITS, HostExecutor, adopt
+        from kbsub.eval.host_executor.build import require_host
 
-        adopt(modules.context, SMALL_LIMITS, HostExecutor())
-        model = modules.context["ModelNew"]
+        require_host()
     declared = payload.get("declaration") or {}
+    confined = Confined(source, task, device, hosted)
+    confined.start()
     return Entrant(
         payload["stem"],
         declared.get("contract", ""),
         bool(declared.get("accurate", False)),
-        lambda _, init: model(*init),
         hosted=hosted,
+        confined=confined,
     )
 
 
@@ -124,24 +130,25 @@ class Workshop:
     def build(self, who: Entrant, reference: torch.nn.Module, case: Case) -> Any:
         """The entrant's callable, same parameters and eps. Raises NotApplicable, or what its constructor raises."""
         arguments = self.init(case.shape)
-        torch.manual_seed(SEED)
-        with torch.no_grad():
-            model = who.build(reference, arguments)
-        if not who.state:
-            return model
-        model = self._place(model)
-        load_parameters(model, reference, case.parameters)
+        if who.confined is None:
+            assert who.build is not None
+            torch.manual_seed(SEED)
+            with torch.no_grad():
+                return who.build(reference, arguments)
+        model = who.confined.start().construct(arguments)
+        try:
+            self._set(model, reference, case)
+        except NotApplicable:
+            model.drop()
+            raise
+        return Instance(model)
+
+    def _set(self, model: RemoteModel, reference: torch.nn.Module, case: Case) -> None:
+        load_parameters(model, reference, case)
         for path in eps_paths(reference, case.eps):
-            try:
-                holder = model.get_submodule(path)
-            except AttributeError:
-                holder = None
-            if not hasattr(holder, "eps"):
-                raise NotApplicable(f"the candidate has no {path + '.' if path else ''}eps to set")
-            holder.eps = case.eps
-        if case.layout == "misaligned_parameters":
-            misalign_parameters(model)
-        return model
+            name = f"{path}.eps" if path else "eps"
+            if not model.set_attribute(name, case.eps):
+                raise NotApplicable(f"the candidate has no {name} to set")
 
     def _place(self, model: Any) -> Any:
         return model.to(device=self.device, dtype=self.dtype)
@@ -180,15 +187,25 @@ def eps_paths(reference: torch.nn.Module, eps: float) -> list[str]:
     return paths
 
 
-def load_parameters(model: torch.nn.Module, reference: torch.nn.Module, setting: Parameters) -> None:
+def load_parameters(model: RemoteModel, reference: torch.nn.Module, case: Case) -> None:
     """Give a candidate the reference's parameters, when the state dicts have the same keys and shapes.
 
-    Otherwise NotApplicable, except for the initial ones: the same seed came before both constructors.
+    Otherwise NotApplicable, except for the initial ones: the same seed came before both constructors. Where the case
+    misaligns or changes parameters, the candidate's become views of memory that the judge writes.
     """
-    mine, theirs = model.state_dict(), reference.state_dict()
-    if {key: value.shape for key, value in mine.items()} == {key: value.shape for key, value in theirs.items()}:
-        model.load_state_dict(theirs)
-    elif setting.kind != "initial":
+    theirs = {key: value.detach() for key, value in reference.state_dict().items()}
+    mine = {key: shape for key, (_, shape) in model.state_forms.items()}
+    same = mine == {key: tuple(value.shape) for key, value in theirs.items()}
+    if case.layout == "misaligned_parameters":
+        floats = [key for key, value in theirs.items() if same and value.is_floating_point()]
+        if not floats:
+            raise NotApplicable("the candidate has no float parameters of the reference's names and shapes")
+        theirs = {key: misaligned(value) if key in floats else value for key, value in theirs.items()}
+        model.load_state(theirs, bind=True)
+    elif same:
+        if theirs:
+            model.load_state(theirs, bind=case.check == "graph_mutation")
+    elif case.parameters.kind != "initial":
         raise NotApplicable(
             f"its parameters cannot be set: the reference's state dict has {', '.join(theirs) or 'no key'}, "
             f"the candidate's {', '.join(mine) or 'none'}, or shapes differ"

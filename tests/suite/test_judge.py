@@ -224,7 +224,7 @@ def test_the_transforms_apply_to_any_task(tmp_path):
 
 def test_the_error_table_holds_every_finite_input_for_each_entrant():
     table = stress.error_table(TASK, torch.device("cpu"), [
-        Entrant("eager", "baseline", False, BASELINES["eager"], state=False)], small=True)  # fmt: skip
+        Entrant("eager", "baseline", False, BASELINES["eager"])], small=True)  # fmt: skip
     expected = {case.name for case in suite(task_cases(TASK), small=True) if case.oracle}
     assert set(table["eager"]) == expected and len(expected) == 32
     assert all(record["nearer"] == "equal" for record in table["eager"].values())

@@ -37,6 +37,8 @@ class Stress(Record):
     contradictions: list[str] | None = None
     host_executor: bool | None = None
     native: str | None = None
+    process: str | None = None  # "worker": the judge ran no line of the candidate; absent in older files
+    confined: Any = None  # {"level", "lacks"} of that process
 
 
 COUNTS = ("passed", "nearer_than_reference", "apart", "failed", "refused", "skipped")
