@@ -133,7 +133,13 @@ def precompile(worker: int) -> None:
 
 
 def in_this_process(
-    target: str, payload: dict[str, Any], *, timeout_s: float, on_progress: Any = None, env: Any = None, cell: Any = None
+    target: str,
+    payload: dict[str, Any],
+    *,
+    timeout_s: float,
+    on_progress: Any = None,
+    env: Any = None,
+    cell: Any = None,
 ) -> Outcome:
     """Stands for run_isolated: these files are this repository's own, and thirty imports of torch take minutes."""
     module, _, function = target.partition(":")

@@ -205,11 +205,14 @@ def run_stage(
 
 
 def _cell(plan: Plan, row: Row) -> Cell | None:
-    """The candidate's own cell. What it must read is this package and the checkout, wherever they lie."""
+    """The candidate's own cell. What it must read is this package, the checkout and a local task, wherever they lie."""
     package = Path(__file__).resolve().parents[2]
     on_path = [Path(entry).resolve() for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    file = Path(plan.task_text).absolute()
+    beside = (file if file.is_dir() else file.parent) / "task.toml"
+    local = [beside.parent if beside.exists() else file] if file.exists() else []
     checkout = [plan.kernelbench.resolve()] if plan.kernelbench else []
-    return Cell(candidate_folder(row.fields["sha256"]), readable=(package, *on_path, *checkout))
+    return Cell(candidate_folder(row.fields["sha256"]), readable=(package, *on_path, *checkout, *local))
 
 
 def _payload(plan: Plan, file: Path, source: str, declaration: Mapping[str, Any]) -> dict[str, Any]:

@@ -37,7 +37,14 @@ def test_a_file_cannot_edit_its_neighbour_nor_end_another_process(tmp_path: Path
         harm = HARMS.format(victim=str(neighbour), parent=bystander.pid) + HONEST
         (tmp_path / "a_harm.py").write_text(harm)
         out = tmp_path / "out.json"
-        command = [sys.executable, "-m", "kbsub", "eval", str(tmp_path / "a_harm.py"), str(neighbour)]
+        command = [
+            sys.executable,
+            "-c",
+            "from kbsub.eval.cli import main; raise SystemExit(main())",
+            "eval",
+            str(tmp_path / "a_harm.py"),
+            str(neighbour),
+        ]
         command += ["--task", str(tmp_path / "task.py"), "--only", "official", "--device", "cpu", "--out", str(out)]
         done = subprocess.run(
             command, env={**os.environ, "KBSUB_CELL": level}, capture_output=True, text=True, timeout=120
