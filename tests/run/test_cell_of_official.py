@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+MAIN = "from kbsub.eval.cli import main; raise SystemExit(main())"
 TASK = """import torch
 class Model(torch.nn.Module):
     def forward(self, x): return x + 1
@@ -16,10 +17,11 @@ def get_init_inputs(): return []
 """
 HONEST = "import torch\nclass ModelNew(torch.nn.Module):\n    def forward(self, x): return x + 1\n"
 HARMS = """import os, signal
-try:
-    open({victim!r}, "a").write("# changed")
-except OSError:
-    pass
+for victim in {victims!r}:
+    try:
+        open(victim, "a").write("# changed")
+    except OSError:
+        pass
 try:
     os.kill({parent}, signal.SIGKILL)
 except OSError:
@@ -34,7 +36,7 @@ def test_a_file_cannot_edit_its_neighbour_nor_end_another_process(tmp_path: Path
     neighbour.write_text(HONEST)
     bystander = subprocess.Popen(["sleep", "120"])
     try:
-        harm = HARMS.format(victim=str(neighbour), parent=bystander.pid) + HONEST
+        harm = HARMS.format(victims=[str(neighbour), str(tmp_path / "task.py")], parent=bystander.pid) + HONEST
         (tmp_path / "a_harm.py").write_text(harm)
         out = tmp_path / "out.json"
         command = [
@@ -55,6 +57,7 @@ def test_a_file_cannot_edit_its_neighbour_nor_end_another_process(tmp_path: Path
         if any(stage["confined"]["level"] == "unconfined" for stage in stages):
             pytest.skip("this machine confines nothing, and the record says so")
         assert neighbour.read_text() == HONEST
+        assert (tmp_path / "task.py").read_text() == TASK
         assert bystander.poll() is None
         assert all(stage["status"] in ("OK", "NOT_RUN") for stage in stages), stages
     finally:
