@@ -19,6 +19,7 @@ from kbsub.adapters import environment
 from kbsub.adapters.candidate import cuda_source_of
 from kbsub.adapters.source import SourceError, read_limited
 from kbsub.adapters.task import Task
+from kbsub.eval.process.cell import Cell, candidate_folder
 from kbsub.eval.process.isolated import MEMORY_LIMIT_VARIABLE, Outcome, Status, run_isolated
 from kbsub.eval.process.printable import shown_name
 from kbsub.eval.results.model import (
@@ -98,6 +99,7 @@ class Row:
     environment: dict[str, Any] | None = None
     source: str = ""
     unreadable: str | None = None
+    confined: dict[str, dict[str, Any]] = field(default_factory=dict)  # stage -> {"level", "lacks"} of its cell
 
     @property
     def status(self) -> Status:
@@ -194,7 +196,23 @@ def run_stage(
     if shared is not None and stage.shared:
         return shared.outcome(stage.name, payload, on_progress)
     variables = _child_variables(plan)
-    return run_isolated(stage.judge, payload, timeout_s=plan.timeout_s, on_progress=on_progress, env=variables)
+    cell = _cell(plan, row) if stage.runs_candidate else None
+    if cell is not None:
+        row.confined[stage.name] = cell.confinement().record()
+    return run_isolated(
+        stage.judge, payload, timeout_s=plan.timeout_s, on_progress=on_progress, env=variables, cell=cell
+    )
+
+
+def _cell(plan: Plan, row: Row) -> Cell | None:
+    """The candidate's own cell. What it must read is this package, the checkout and a local task, wherever they lie."""
+    package = Path(__file__).resolve().parents[2]
+    on_path = [Path(entry).resolve() for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    file = Path(plan.task_text).absolute()
+    beside = (file if file.is_dir() else file.parent) / "task.toml"
+    local = [beside.parent if beside.exists() else file] if file.exists() else []
+    checkout = [plan.kernelbench.resolve()] if plan.kernelbench else []
+    return Cell(candidate_folder(row.fields["sha256"]), readable=(package, *on_path, *checkout, *local))
 
 
 def _payload(plan: Plan, file: Path, source: str, declaration: Mapping[str, Any]) -> dict[str, Any]:
@@ -302,6 +320,7 @@ def _record(row: Row, stage: VerdictKind, outcome: Outcome) -> None:
         "status": outcome.status.value,
         "message": outcome.message,
         "seconds": round(outcome.seconds, 3),
+        **({"confined": row.confined[stage.name]} if stage.name in row.confined else {}),
         # The child's own words, where a person will want them.
         **({"log": outcome.log[-4000:]} if outcome.status not in HONEST else {}),
     }

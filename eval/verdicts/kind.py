@@ -69,6 +69,7 @@ class VerdictKind:
     `own_ending`. order: where it stands among the kinds. default: part of `kbsub eval` without --only. shared: one
     child judges all declared candidates of a run. speaks_of_cuda: a declaration says what the library's CUDA kernels
     give, so that a library call on a CPU can break no promise.
+    runs_candidate: the judge's own process executes the candidate, so it is started in the candidate's cell.
     """
 
     name: str
@@ -83,6 +84,7 @@ class VerdictKind:
     shared: bool = False
     own_ending: bool = False
     speaks_of_cuda: bool = False
+    runs_candidate: bool = False
     key: str = field(init=False)
 
     def __post_init__(self) -> None:

@@ -34,4 +34,5 @@ KIND = VerdictKind(
     answer=answer,
     order=0,
     own_ending=True,
+    runs_candidate=True,
 )
