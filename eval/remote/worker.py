@@ -36,6 +36,7 @@ SLEEP_CYCLES = 20_000_000  # about 10 ms at 1.9 GHz: longer than any launch over
 
 # Taken before a candidate can put something else in their place. It can still lie; it cannot by accident.
 _data_ptr, _detach = torch.Tensor.data_ptr, torch.Tensor.detach
+_synchronize = torch.cuda.synchronize
 _plain = torch._C.DisableTorchFunction
 
 
@@ -183,6 +184,14 @@ class Session:
     def replay(self, request: dict[str, Any], _: Any) -> Any:
         with torch.no_grad():
             return self.captured[request["instance"]]()
+
+    def finish(self) -> None:
+        """Wait for whatever was asked: the other side writes into the memory that it may still read once it has a reply.
+
+        Without this, inputs that came next overwrote parameters that were still being copied (seen on an H200).
+        """
+        if self.device.type == "cuda":
+            _synchronize(self.device)
 
     # ---- memory ----
 
@@ -381,8 +390,11 @@ def serve(session: Session, channel: Channel) -> None:
                 reply, rights = session.tell(found)
                 reply["error"] = None
             del arguments, found
+            session.finish()
         except BaseException as error:  # whatever a candidate raises is its answer
-            reply = {"error": _error(error)}
+            reply, rights = {"error": _error(error)}, []
+            with contextlib.suppress(RuntimeError):  # a context that is broken has nothing left at work
+                session.finish()
         for descriptor in descriptors:
             os.close(descriptor)
         channel.send(reply, FOREVER_S, rights)
