@@ -186,7 +186,7 @@ class Session:
             return self.captured[request["instance"]]()
 
     def finish(self) -> None:
-        """Wait for whatever was asked: the other side writes into the memory that it may still read once it has a reply.
+        """Wait for whatever was asked: once it has a reply, the other side writes into the memory that is read here.
 
         Without this, inputs that came next overwrote parameters that were still being copied (seen on an H200).
         """

@@ -30,7 +30,7 @@ class Recorder(worker.Session):
 
 @pytest.mark.parametrize(("op", "queued"), [("load_state", "copy queued"), ("repeat", "call queued")])
 def test_a_reply_waits_for_the_device(monkeypatch: pytest.MonkeyPatch, op: str, queued: str) -> None:
-    """The next request overwrites the same shared memory: a copy that is still under way would read the new contents."""
+    """The next request overwrites the same shared memory: a copy still under way would read the new contents."""
     events: list[str] = []
     monkeypatch.setattr(worker, "_synchronize", lambda device: events.append("waited"))
     mine, theirs = socket.socketpair()
