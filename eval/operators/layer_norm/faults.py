@@ -45,9 +45,11 @@ class LayerNormFaults(Faults):
     def _hard_coded_statistics(self, x: torch.Tensor) -> Fault:
         mean, variance = x.double().mean(), x.double().var()
         wrong = f"that of mean {float(mean):.3f} and variance {float(variance):.3f}"
-        return Fault(
-            3 * x + 7, "3 * x + 7", wrong, lambda model, given: _affine(model, given, mean, variance, self.eps)
-        )
+
+        def answer(model: torch.nn.Module, given: torch.Tensor) -> torch.Tensor:
+            return _affine(model, given, mean, variance, self.eps)
+
+        return Fault(3 * x + 7, "3 * x + 7", wrong, answer)
 
     def _eps_dropped(self, x: torch.Tensor) -> Fault:
         if self.eps <= 0:

@@ -1,8 +1,9 @@
 """Guards by value: the answer is a cheaper one that happens to fit the official inputs.
 
 A fault is a formula in float64 and a probe on which the faulty and the true answer are far apart; those that belong to
-one operator come from it (operators/faults.py), and nothing here knows an operator. A candidate is caught when it is nearer to the fault than to the truth, so an honest rounding error, however
-large on a hard input, is never named a cheat.
+one operator come from it (operators/faults.py), and nothing here knows an operator. A candidate is caught when it is
+nearer to the fault than to the truth, so an honest rounding error, however large on a hard input, is never named a
+cheat.
 """
 
 from __future__ import annotations

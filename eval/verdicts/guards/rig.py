@@ -1,8 +1,8 @@
 """The test bench that every guard works on: one task, one candidate class, one device, and honest ways to call them.
 
 Knows how to build a reference and a candidate with equal parameters, how to make inputs, and what the true answer is
-(the task's own Model in float64). Faults, and sizes other than the task's own, come from its operator. Must know neither
-what a guard looks for nor what an operator computes.
+(the task's own Model in float64). Faults, and sizes other than the task's own, come from its operator. Must know
+neither what a guard looks for nor what an operator computes.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from kbsub.eval.verdicts.guards.watch import Watch, cuda_is_up
 # Guards look for gross faults: a probe's answer counts as right within this (in units of the true answer's rms).
 # Eager float32 stays below 0.07 on the hardest probe (offset 3e4, 4 million elements a row).
 LOOSE = 0.25
+NOTHING_KNOWN = "nothing is known of such a fault: the task's task.toml declares no operator that knows it"
 _NO_FLOAT64 = "the task's own Model does not run in float64: {}"
 
 
@@ -70,7 +71,7 @@ class Rig:
             self.init = modules.get_init_inputs()
         self._inputs: dict[int, list[Any]] = {}
         self.faults = self._known_faults()
-        # The size at which the operator's small inputs are cut; on a GPU the task's own.
+        # A CPU is asked at the operator's small size where it knows one, a GPU at the task's own.
         self._small = self.faults if device.type == "cpu" else None
         if self._small is not None:
             self.init = self._small.small_init()
@@ -78,19 +79,17 @@ class Rig:
     # ---- what the task is ----
 
     def _known_faults(self) -> Faults | None:
-        try:
-            with fork_rng(), reference_asked(NotApplicable):
-                operator = operator_of(self.task)
-                return operator.faults(self.modules, self.init)
-        except (OracleError, TaskFolderError) as why:
-            raise NotApplicable(str(why)) from why
+        """None: nothing is known. NotApplicable: the declared operator is not the Model's, or there is none such."""
+        with fork_rng(), reference_asked(NotApplicable):
+            try:
+                return operator_of(self.task).faults(self.modules, self.init)
+            except (OracleError, TaskFolderError) as why:
+                raise NotApplicable(str(why)) from why
 
     def fault(self, name: str) -> Fault:
         """What the task's operator knows of a fault. NotApplicable where it knows nothing."""
         if self.faults is None:
-            raise NotApplicable(
-                f"nothing is known of this fault for the task's operator ({operator_of(self.task).name})"
-            )
+            raise NotApplicable(NOTHING_KNOWN)
         try:
             return self.faults.fault(name, self.main_input(1))
         except OracleError as why:

@@ -24,8 +24,8 @@ from typing import Any
 import numpy
 import torch
 
-# Of torch.nn.functional and, as parts of a name, of the dispatcher's operators: what a candidate may neither replace nor,
-# with kernels of its own, call.
+# Functions of torch.nn.functional, and parts of the names of the dispatcher's operators: no candidate may replace them,
+# and one with kernels of its own may not call them.
 NORMALISATIONS = ("layer_norm", "group_norm", "batch_norm", "instance_norm", "rms_norm")
 
 # (owner, attribute): what the clocks, the barriers, the comparison and the reference of an evaluator are made of.
