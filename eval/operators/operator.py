@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from kbsub.adapters.task import Modules
     from kbsub.eval.operators.compare.oracle import Truth
+    from kbsub.eval.operators.faults import Faults
     from kbsub.eval.operators.identity import IdentitySuite
 
 
@@ -40,5 +41,12 @@ class Operator:
         """The bit-identity cases of the task that defines `modules`; None: it is compared with its own Model.
 
         Raises OracleError for a Model that is not what the operator says, and whatever the task's own program raises.
+        """
+        return None
+
+    def faults(self, modules: Modules, init_inputs: list[Any]) -> Faults | None:
+        """The faults to look for in a candidate of the task that defines `modules`; None: nothing is known.
+
+        Raises what `identity` raises.
         """
         return None

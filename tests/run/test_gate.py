@@ -227,7 +227,7 @@ def test_the_junit_file_is_read_back_with_its_outcomes(tmp_path: Path) -> None:
 
 # ---- the command, through real children on the small task ----
 
-SMALL = ["--task", str(TESTS / "support" / "small_layer_norm.py"), "--device", "cpu"]
+SMALL = ["--task", str(TESTS / "support" / "small_layer_norm_task" / "reference.py"), "--device", "cpu"]
 
 
 def gate(*arguments: str) -> Any:

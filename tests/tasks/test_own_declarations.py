@@ -22,7 +22,7 @@ from support.paths import ROOT, TESTS
 SUBMISSIONS = ROOT / "submissions"
 OWN = sorted(file for table in SUBMISSIONS.rglob("candidates.toml") for file in table.parent.glob("*.py"))
 OWN = [file for file in OWN if file.stem not in ("reference", "__init__")]
-SMALL = ["--task", str(TESTS / "support" / "small_layer_norm.py"), "--device", "cpu"]
+SMALL = ["--task", str(TESTS / "support" / "small_layer_norm_task" / "reference.py"), "--device", "cpu"]
 
 CANDIDATE = """
 import torch

@@ -1,4 +1,5 @@
-"""What is known of LayerNorm: its float64 formula, the order of PyTorch's CUDA kernel, what a constant row gives.
+"""What is known of LayerNorm: its float64 formula, the order of PyTorch's CUDA kernel, what a constant row gives, its
+faults.
 
 A reference that is one LayerNorm and nothing else; a task that declares this operator for another Model is refused.
 """
@@ -14,6 +15,7 @@ import torch
 from kbsub.adapters.task import Modules
 from kbsub.eval.operators.compare.oracle import OracleError, Truth
 from kbsub.eval.operators.identity import IdentitySuite
+from kbsub.eval.operators.layer_norm.faults import LayerNormFaults, faults_of
 from kbsub.eval.operators.layer_norm.formula import layer_norm, layer_norm_of
 from kbsub.eval.operators.layer_norm.identity import cases_of
 from kbsub.eval.operators.layer_norm.on_cpu import in_cuda_order
@@ -45,6 +47,9 @@ class LayerNormOperator(Operator):
     def identity(self, modules: Modules) -> IdentitySuite | None:
         model = modules.Model(*modules.get_init_inputs())
         return cases_of(modules, model, self.layer(model))
+
+    def faults(self, modules: Modules, init_inputs: list[Any]) -> LayerNormFaults | None:
+        return faults_of(self.layer(modules.Model(*init_inputs)), init_inputs)
 
 
 OPERATOR = LayerNormOperator()

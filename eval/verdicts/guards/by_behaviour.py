@@ -17,12 +17,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from kbsub.eval.verdicts.guards.applicability import NotApplicable
 from kbsub.eval.verdicts.guards.findings import guard
 from kbsub.eval.verdicts.guards.rig import LOOSE, Pair, Rig, distance, nearer, rms, same
+from kbsub.eval.verdicts.guards.watch import NORMALISATIONS
 
 POISON_BLOCKS = 8  # freed blocks of the output's size: more than any allocator hands out for one forward
 EARLIER_OUTPUTS = 5  # held while later calls run: a ring of up to four buffers shows
 FLUSH_BYTES = 256 << 20  # upstream's L2 flush; on this task exactly the size of the output
 SLEEP_CYCLES = 40_000_000  # about 20 ms of a GPU clock: longer than any forward of these tasks takes to start
-NORMALISATIONS = ("layer_norm", "group_norm", "batch_norm", "instance_norm", "rms_norm")
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """The test bench that every guard works on: one task, one candidate class, one device, and honest ways to call them.
 
 Knows how to build a reference and a candidate with equal parameters, how to make inputs, and what the true answer is
-(the task's own Model in float64). Where the task is a plain layer normalisation it also offers other row widths. Must
-not know what a guard looks for.
+(the task's own Model in float64). Faults, and sizes other than the task's own, come from its operator. Must know
+neither what a guard looks for nor what an operator computes.
 """
 
 from __future__ import annotations
@@ -19,15 +19,18 @@ import torch
 
 from kbsub.adapters.refusal import reference_asked, short_error
 from kbsub.adapters.task import Modules, Task
+from kbsub.eval.operators.compare.oracle import OracleError
+from kbsub.eval.operators.faults import Fault, Faults
+from kbsub.eval.operators.register import operator_of
 from kbsub.eval.process.isolated import JudgeFailure, Status
+from kbsub.eval.tasks.toml_file import TaskFolderError
 from kbsub.eval.verdicts.guards.applicability import NotApplicable
 from kbsub.eval.verdicts.guards.watch import Watch, cuda_is_up
 
-SMALL = (6, 8)  # rows, and the longest normalised dimension, of the small shape used on a CPU
-NARROW = (64, 4)  # rows and width of the shape where N - 1 differs most from N
 # Guards look for gross faults: a probe's answer counts as right within this (in units of the true answer's rms).
 # Eager float32 stays below 0.07 on the hardest probe (offset 3e4, 4 million elements a row).
 LOOSE = 0.25
+NOTHING_KNOWN = "nothing is known of such a fault: the task's task.toml declares no operator that knows it"
 _NO_FLOAT64 = "the task's own Model does not run in float64: {}"
 
 
@@ -66,39 +69,35 @@ class Rig:
         self.own_kernels = bool(modules.context.get("CUDA_SOURCE"))
         with reference_asked(NotApplicable):
             self.init = modules.get_init_inputs()
-        self._shrunk = False
         self._inputs: dict[int, list[Any]] = {}
-        self.norm = self._layer_norm()
-        if self.norm is not None and device.type == "cpu":
-            self._shrink()
+        self.faults = self._known_faults()
+        # A CPU is asked at the operator's small size where it knows one, a GPU at the task's own.
+        self._small = self.faults if device.type == "cpu" else None
+        if self._small is not None:
+            self.init = self._small.small_init()
 
     # ---- what the task is ----
 
-    def _layer_norm(self) -> torch.nn.LayerNorm | None:
-        """The reference's only module when that is an affine LayerNorm over the task's one constructor argument."""
+    def _known_faults(self) -> Faults | None:
+        """None: nothing is known. NotApplicable: the declared operator is not the Model's, or there is none such."""
+        with fork_rng(), reference_asked(NotApplicable):
+            try:
+                return operator_of(self.task).faults(self.modules, self.init)
+            except (OracleError, TaskFolderError) as why:
+                raise NotApplicable(str(why)) from why
+
+    def fault(self, name: str) -> Fault:
+        """What the task's operator knows of a fault. NotApplicable where it knows nothing."""
+        if self.faults is None:
+            raise NotApplicable(NOTHING_KNOWN)
         try:
-            with fork_rng(), torch.device("meta"):
-                reference = self.modules.Model(*self.init)
-        except Exception:  # a Model that computes in its constructor; a layer norm does not
-            return None
-        leaves = [module for module in reference.modules() if not list(module.children())]
-        if len(leaves) != 1 or not isinstance(leaves[0], torch.nn.LayerNorm) or len(self.init) != 1:
-            return None
-        shape = (self.init[0],) if isinstance(self.init[0], int) else tuple(self.init[0])
-        return leaves[0] if leaves[0].normalized_shape == shape else None
+            return self.faults.fault(name, self.main_input(1))
+        except OracleError as why:
+            raise NotApplicable(str(why)) from why
 
-    def require_layer_norm(self) -> torch.nn.LayerNorm:
-        if self.norm is None:
-            raise NotApplicable("asked only of tasks whose reference is one LayerNorm over its constructor argument")
-        return self.norm
-
-    def _shrink(self) -> None:
-        self._shrunk = True
-        self.init = [self._like_init(tuple(min(size, SMALL[1]) for size in self.require_layer_norm().normalized_shape))]
-
-    def _like_init(self, shape: tuple[int, ...]) -> Any:
-        original = self.modules.get_init_inputs()[0]
-        return shape[0] if isinstance(original, int) else type(original)(shape)
+    def pair_for(self, fault: Fault) -> tuple[Pair, list[Any]]:
+        """A pair and the inputs on which the fault shows."""
+        return self.build(fault.init_inputs), self.with_main(1, fault.x)
 
     # ---- inputs ----
 
@@ -108,18 +107,11 @@ class Rig:
             with fork_rng(), reference_asked(NotApplicable):
                 torch.manual_seed(seed)
                 values = self.modules.get_inputs()
-            if self._shrunk:
-                values = [self._cut(value) for value in values]
+            if self._small is not None:
+                cut = self._small.small_input
+                values = [cut(value) if isinstance(value, torch.Tensor) else value for value in values]
             self._inputs[seed] = self.task.cast(values, self.device)
         return [value.clone() if isinstance(value, torch.Tensor) else value for value in self._inputs[seed]]
-
-    def _cut(self, value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
-        shape = self.init[0] if not isinstance(self.init[0], int) else (self.init[0],)
-        lead = value.dim() - len(shape)
-        sizes = [min(size, SMALL[0]) for size in value.shape[:lead]] + list(shape)
-        return value[tuple(slice(size) for size in sizes)].contiguous().clone()
 
     def main_input(self, seed: int) -> torch.Tensor:
         """The first floating-point input: the tensor that probes transform."""
@@ -136,7 +128,7 @@ class Rig:
     def with_main(self, seed: int, main: torch.Tensor) -> list[Any]:
         """The task's inputs for a seed with the main one replaced by `main`, cast to the task's dtype."""
         values = self.inputs(seed)
-        values[self.main_index] = main.to(self.dtype).contiguous()
+        values[self.main_index] = main.to(device=self.device, dtype=self.dtype).contiguous()
         return values
 
     # ---- models ----
@@ -157,16 +149,6 @@ class Rig:
             return pair  # same seed, same constructor order: upstream relies on no more than that
         pair.sync()
         return pair
-
-    def narrow(self) -> tuple[Pair, torch.Tensor]:
-        """A pair of width 4 and its main input of 64 rows."""
-        norm = self.require_layer_norm()
-        shape = (NARROW[1], *(1 for _ in norm.normalized_shape[1:]))
-        lead = self.main_input(0).dim() - len(shape)
-        sizes = (NARROW[0], *(1 for _ in range(lead - 1)), *shape)
-        generator = torch.Generator().manual_seed(5)
-        x = torch.randn(sizes, generator=generator).to(device=self.device, dtype=self.dtype)
-        return self.build([self._like_init(shape)]), x
 
     def expected(self, pair: Pair, inputs: list[Any]) -> torch.Tensor:
         """The reference's own answer, under no_grad. NotApplicable where it has none: no candidate is to blame."""

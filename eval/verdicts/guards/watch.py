@@ -24,7 +24,11 @@ from typing import Any
 import numpy
 import torch
 
-# (owner, attribute): what the clocks, the barriers and the comparison of an evaluator are made of.
+# Functions of torch.nn.functional, and parts of the names of the dispatcher's operators: no candidate may replace them,
+# and one with kernels of its own may not call them.
+NORMALISATIONS = ("layer_norm", "group_norm", "batch_norm", "instance_norm", "rms_norm")
+
+# (owner, attribute): what the clocks, the barriers, the comparison and the reference of an evaluator are made of.
 WATCHED_FUNCTIONS: tuple[tuple[Any, str], ...] = (
     *((time, name) for name in ("time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns")),
     *((time, name) for name in ("process_time", "process_time_ns", "sleep")),
@@ -34,7 +38,7 @@ WATCHED_FUNCTIONS: tuple[tuple[Any, str], ...] = (
     *((torch, name) for name in ("allclose", "equal", "isclose", "manual_seed", "rand", "randn", "empty", "no_grad")),
     *((torch.Tensor, name) for name in ("allclose", "equal", "isclose", "clone", "__eq__", "to", "shape")),
     *((torch.nn.Module, name) for name in ("__call__", "to", "load_state_dict")),
-    *((torch.nn.functional, name) for name in ("layer_norm",)),
+    *((torch.nn.functional, name) for name in NORMALISATIONS),
 )
 
 # (owner, attribute) of the process-wide switches that decide which kernel runs and how it rounds.

@@ -25,7 +25,7 @@ from kbsub.eval.verdicts.guards.run import REGISTER
 from support.forked import run_forked
 
 TARGET = "kbsub.eval.verdicts.guards:judge"
-TASK = f"local:{TESTS / 'support' / 'small_layer_norm.py'}"
+TASK = f"local:{TESTS / 'support' / 'small_layer_norm_task' / 'reference.py'}"
 TWINS = tomllib.loads((TESTS / "twins" / "twins.toml").read_text("utf-8"))
 ON_CPU = [name for name, label in TWINS.items() if label.get("needs") != "cuda"]
 LADDER = ROOT / "submissions" / "level1_40"
