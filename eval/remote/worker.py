@@ -25,13 +25,13 @@ from kbsub.adapters.candidate import CandidateError, load_candidate
 from kbsub.adapters.task import Task
 from kbsub.eval.process.frames import Channel, printable
 from kbsub.eval.process.isolated import is_out_of_memory
+from kbsub.eval.remote.graphs import called, captured, in_turn
 from kbsub.eval.remote.memory import DeviceBlock, HostBlock, Mapped, SharedMemoryError, allocation_of, handle_of
 from kbsub.eval.remote.memory import map_host as _map_host
 from kbsub.eval.remote.values import Slot, lay, pack, unpack
 
 REQUEST_LIMIT = 64 << 20  # bytes: the source of a candidate is one of the words
 FOREVER_S = 1e6  # the other side counts the time
-WARM_UPS = 3
 SLEEP_CYCLES = 20_000_000  # about 10 ms at 1.9 GHz: longer than any launch overhead
 
 # Taken before a candidate can put something else in their place. It can still lie; it cannot by accident.
@@ -174,10 +174,10 @@ class Session:
     def capture(self, request: dict[str, Any], inputs: Any) -> dict[str, Any]:
         """Warm up and, on CUDA, capture a graph; `replay` then works on whatever lies in the same inputs."""
         model = self.instances[request["instance"]]
-        run = _in_turn([model if name is None else getattr(model, name) for name in request["methods"]])
+        run = in_turn([model if name is None else getattr(model, name) for name in request["methods"]])
         with torch.no_grad():
             self.captured[request["instance"]] = (
-                _captured(run, inputs) if self.device.type == "cuda" else _called(run, inputs)
+                captured(run, inputs) if self.device.type == "cuda" else called(run, inputs)
             )
         return {}
 
@@ -307,50 +307,6 @@ def _address(tensor: Any) -> int:
         return int(_data_ptr(tensor))
     except RuntimeError:  # a tensor without memory of its own: fake, functional, a wrapper
         return 0
-
-
-def _in_turn(methods: list[Callable[..., Any]]) -> Callable[..., Any]:
-    """The only method, or one that calls them all and returns one list of what they return."""
-    if len(methods) == 1:
-        return methods[0]
-
-    def run(*inputs: Any) -> list[Any]:
-        found: list[Any] = []
-        for method in methods:
-            value = method(*inputs)
-            found += value if isinstance(value, (tuple, list)) else [value]
-        return found
-
-    return run
-
-
-def _called(run: Callable[..., Any], inputs: Any) -> Callable[[], Any]:
-    for _ in range(WARM_UPS):
-        run(*inputs)
-    return lambda: run(*inputs)
-
-
-def _captured(run: Callable[..., Any], inputs: Any) -> Callable[[], Any]:
-    side: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(WARM_UPS):
-            run(*inputs)
-    torch.cuda.current_stream().wait_stream(side)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        outputs = run(*inputs)
-
-    def replay() -> Any:
-        for each in outputs if isinstance(outputs, (tuple, list)) else (outputs,):
-            if isinstance(each, torch.Tensor) and each.is_floating_point():
-                each.fill_(float("nan"))  # what the replay does not write shows
-        graph.replay()
-        torch.cuda.synchronize()
-        return outputs
-
-    return replay
 
 
 def _error(error: BaseException) -> dict[str, Any]:
