@@ -334,7 +334,7 @@ def command(
     from rich.console import Console
 
     from kbsub.eval.results.model import ResultError, check_writable
-    from kbsub.eval.run.machine_facts import gpu_index, gpu_name, measured_on
+    from kbsub.eval.run.machine_facts import gpu_index, gpu_name, measured_on, no_such_gpu
     from kbsub.eval.tasks.declarations import DeclarationError
 
     console = Console()
@@ -344,7 +344,7 @@ def command(
         _stop(2, f"--grid {grid}: known are {', '.join(GRIDS)}")
     try:
         if device != "cpu" and gpu_name(gpu_index(device)) is None:
-            _stop(3, f"--device {device}: the NVIDIA driver offers no such GPU; see kbsub doctor")
+            _stop(3, no_such_gpu(device))
         entries = entries_of(candidates or [])
         check_writable(out)
         content = blank(GRIDS[grid], measured_on(device))
