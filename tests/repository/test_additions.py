@@ -209,6 +209,7 @@ def test_an_operator_is_one_package_and_its_test(tree):
     said, rows = tree.judged("shifted", "--task", task, "--only", "oracle")
     assert "oracle" in rows["shifted"], said
     errors = [case["reference_max_abs"] for case in rows["shifted"]["oracle"].values()]
+    errors = [error for error in errors if isinstance(error, float)]  # "NaN" where half overflows
     assert len(errors) > 5 and max(errors) > 1e-6, "the reference's error against the operator's formula"
     done = tree.run("pytest", "-q", "-p", "no:cacheprovider", str(test))
     assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
