@@ -22,13 +22,13 @@ SMALL = TESTS / "support" / "small_layer_norm.py"  # a task that a CPU evaluates
 
 
 class Tree:
-    """A copy of the packages and of the twins, which the `kbsub` run here takes for the repository."""
+    """A copy of the packages and the tests, which the `kbsub` and the pytest run here take for the repository."""
 
     def __init__(self, root: Path) -> None:
         self.root = root / "kbsub"  # it is imported by this name
-        for top in ("adapters", "eval", "submissions"):
+        for top in ("adapters", "eval", "submissions", "tests"):
             shutil.copytree(ROOT / top, self.root / top, ignore=WITHOUT)
-        shutil.copytree(TESTS / "twins", self.root / "tests" / "twins", ignore=WITHOUT)
+        shutil.copy(ROOT / "pyproject.toml", self.root)
         for folder in (root, self.root / "adapters"):
             shutil.copy(ROOT / "KERNELBENCH_COMMIT", folder)
         self.settle()
@@ -63,6 +63,11 @@ class Tree:
         done = self.run("kbsub.eval.cli", *call)
         assert done.returncode == code, f"kbsub {' '.join(call)}: {done.returncode}\n{done.stdout}{done.stderr}"
         return done.stdout + done.stderr
+
+    def passes(self, *call: str) -> None:
+        """pytest on the tests of this tree: the addition obeys the rules that are there."""
+        done = self.run("pytest", "-q", "-p", "no:cacheprovider", *call)
+        assert done.returncode == 0, done.stdout + done.stderr
 
     def judged(self, *call: str) -> tuple[str, dict[str, Any]]:
         """(what `kbsub eval` printed, the rows of its result file) of a run on the CPU."""
@@ -99,7 +104,7 @@ HONEST = NATIVE.format(answer="self.ln(x)")
 
 def test_a_candidate_is_three_files(tree):
     ladder = "submissions/level1_40"
-    tree.add(f"{ladder}/new_rung.py", HONEST)
+    tree.add(f"{ladder}/new_rung.py", (tree.root / ladder / "native_affine_split.py").read_text("utf-8"))
     said, _ = tree.judged("new_rung", "--only", "official")
     assert "has no row for new_rung.py" in said
     tree.add(f"{ladder}/candidates.toml", f"\n[new_rung]\n{row('a new rung')}")
@@ -108,6 +113,7 @@ def test_a_candidate_is_three_files(tree):
 
     said, rows = tree.judged("new_rung", "--only", "official")
     assert "has no row" not in said
+    tree.passes("tests/submissions/test_rules.py", "-k", "new_rung")
     assert rows["new_rung"]["contract"] == "tolerance" and rows["new_rung"]["cpu_check"]["correctness"] is True
 
 
@@ -159,6 +165,7 @@ def test_a_task_is_one_folder(tree):
     assert [rows[name]["cpu_check"]["correctness"] for name in ("shifted", "wrong")] == [True, False]
     assert rows["shifted"]["stress"]["failed"] == 0 < rows["shifted"]["stress"]["passed"]
     assert rows["wrong"]["stress"]["failed"] > 0
+    tree.passes("tests/submissions/test_rules.py", "tests/tasks/test_folders.py", "-k", "local_softmax")
 
 
 # ---- an operator: one package, and its test ----
@@ -211,8 +218,7 @@ def test_an_operator_is_one_package_and_its_test(tree):
     errors = [case["reference_max_abs"] for case in rows["shifted"]["oracle"].values()]
     errors = [error for error in errors if isinstance(error, float)]  # "NaN" where half overflows
     assert len(errors) > 5 and max(errors) > 1e-6, "the reference's error against the operator's formula"
-    done = tree.run("pytest", "-q", "-p", "no:cacheprovider", str(test))
-    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
+    tree.passes(str(test))
 
 
 # ---- a guard: its check, its twin, its row ----
@@ -239,6 +245,8 @@ def test_a_guard_is_its_check_its_twin_and_its_row(tree):
     honest.write_text(HONEST)
     _, rows = tree.judged(str(twin), str(honest), "--task", str(SMALL), "--only", "guards")
     assert "sign_turned" in [finding["guard"] for finding in rows["sign_turned"]["guards"]["findings"]]
+    # The label of the twin is what a GPU says of it: `kbsub measure twins` adds it to results/h200/twins.json.
+    tree.passes("tests/verdicts/guards/test_guards.py", "-k", "sign_turned and not label_of_a_twin")
     assert rows["honest"]["guards"]["findings"] == [] and "sign_turned" in rows["honest"]["guards"]["checked"]
 
 
