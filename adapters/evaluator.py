@@ -115,7 +115,7 @@ def serialisable(upstream: Upstream, metadata: dict[str, Any]) -> dict[str, Any]
 
 
 def timing_of(stats: Mapping[str, Any]) -> dict[str, Any]:
-    """Upstream's get_timing_stats (ms, 3 significant digits) under the names of results.md."""
+    """Upstream's get_timing_stats (ms, 3 significant digits) under the keys that a result file uses."""
     return {
         "mean_ms": stats["mean"],
         "std_ms": stats["std"],

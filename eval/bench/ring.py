@@ -2,7 +2,7 @@
 
 One CUDA graph runs a program on every buffer of the ring in turn; a buffer's turn comes round when several times the L2
 has been moved since. Unlike a flush between two timed calls this also charges every program for writing its output back
-to memory, and a kernel of a few microseconds is not hidden behind its launch. Parameters stay in L2, as in real use.
+to memory, and the time to launch a kernel from the CPU is not measured. Parameters stay in L2, as in real use.
 Knows torch and a scene; nothing of candidates.
 """
 

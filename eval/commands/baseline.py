@@ -7,6 +7,8 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from kbsub.eval.commands import common
+
 
 def command(
     task: Annotated[list[str] | None, typer.Option(help="level<L>_<id>; may be repeated. Default: level1_40.")] = None,
@@ -14,7 +16,7 @@ def command(
     precision: Annotated[str, typer.Option(help="fp32 (upstream's own files are bf16), fp16 or bf16.")] = "fp32",
     trials: Annotated[int, typer.Option(help="Timed trials, as upstream's script.", min=2)] = 100,
     out: Annotated[Path | None, typer.Option(help="Folder; default: runs/<gpu>/timing.")] = None,
-    kernelbench: Annotated[Path | None, typer.Option(help="The checkout; default: as kbsub fetch left it.")] = None,
+    kernelbench: common.Checkout = None,
     device: Annotated[str, typer.Option(help="cuda or cuda:<index>.")] = "cuda:0",
     timeout: Annotated[float, typer.Option(help="Seconds for one baseline of one task.", min=1.0)] = 300.0,
 ) -> None:
@@ -28,14 +30,11 @@ def command(
     from kbsub.adapters.task import PRECISIONS
     from kbsub.eval.bench.baseline_files import BaselinePlan, measure_all
     from kbsub.eval.bench.baselines import BASELINES, require_known
-    from kbsub.eval.run.machine_facts import gpu_folder, gpu_index, gpu_name
+    from kbsub.eval.run.machine_facts import gpu_folder, no_such_gpu
 
-    try:
-        gpu = gpu_name(gpu_index(device))
-    except ValueError as error:
-        _stop(2, str(error))
+    gpu = common.gpu_of("baseline", device)
     if gpu is None:
-        _stop(3, f"--device {device}: the NVIDIA driver offers no such GPU")
+        _stop(common.EXIT_NO_GPU, no_such_gpu(device))
     if precision not in PRECISIONS:
         _stop(2, f"--precision {precision}: KernelBench knows {', '.join(PRECISIONS)}")
     try:
@@ -61,7 +60,4 @@ def command(
 
 
 def _stop(code: int, message: str) -> NoReturn:
-    from kbsub.eval.process.printable import printable
-
-    typer.echo(printable(f"kbsub baseline: {message}"), err=True)
-    raise typer.Exit(code)
+    common.stop("baseline", code, message)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from kbsub.eval.bench.methods.register import help_words
+from kbsub.eval.commands import common
 
 if TYPE_CHECKING:
     from kbsub.eval.bench.parent import BenchRecord
@@ -18,7 +19,7 @@ def command(
         list[str] | None,
         typer.Argument(help="Candidate files, or names in submissions/<task>; default: every one of the task."),
     ] = None,
-    task: Annotated[str, typer.Option(help="level<L>_<id>, or the path of a reference program.")] = "level1_40",
+    task: common.Task = "level1_40",
     shapes: Annotated[
         str, typer.Option(help="official, all (of the task's bench.toml), or keys by comma.")
     ] = "official",
@@ -29,17 +30,14 @@ def command(
     trials: Annotated[int, typer.Option(help="Trials of each upstream method.", min=10)] = 100,
     budget: Annotated[float, typer.Option(help="Seconds for everything; what does not fit says so.", min=10.0)] = 240.0,
     out: Annotated[Path | None, typer.Option(help="Result file; rows of an existing one are kept.")] = None,
-    kernelbench: Annotated[Path | None, typer.Option(help="The checkout; default: as kbsub fetch left it.")] = None,
+    kernelbench: common.Checkout = None,
     device: Annotated[
         str, typer.Option(help="cuda, cuda:<index>, or cpu for a rehearsal (its times mean nothing).")
     ] = "cuda",
     allow_unverified: Annotated[
         bool, typer.Option("--allow-unverified", help="Also time candidates without an official pass; rows say so.")
     ] = False,
-    declarations: Annotated[
-        Path | None,
-        typer.Option(help="A candidates.toml that you vouch for; beside a file of one's own none counts by itself."),
-    ] = None,
+    declarations: common.Declarations = None,
 ) -> None:
     """Time candidates and baselines in one interleaved run; a table and the JSON.
 
@@ -62,23 +60,22 @@ def command(
     from kbsub.eval.process.printable import shown_name
     from kbsub.eval.report.console import console_for_stdout
     from kbsub.eval.results.model import ResultError, read_result
-    from kbsub.eval.run.machine_facts import gpu_folder, gpu_index, gpu_name
+    from kbsub.eval.run.machine_facts import gpu_folder, no_such_gpu
     from kbsub.eval.tasks.bench_file import read_bench_file
     from kbsub.eval.tasks.declarations import DeclarationError, read_declared
     from kbsub.eval.tasks.files import candidate_files
     from kbsub.eval.tasks.folder import folder_of
 
     console = console_for_stdout()
-    try:
-        gpu = gpu_name(gpu_index(device))
-    except ValueError as error:
-        _stop(2, str(error))
+    gpu = common.gpu_of("bench", device)
     if device != "cpu" and gpu is None:
-        _stop(3, f"--device {device}: the NVIDIA driver offers no such GPU; rehearse the run with: --device cpu")
+        _stop(common.EXIT_NO_GPU, no_such_gpu(device, "rehearse the run with: --device cpu"))
     precisions = [name.strip() for name in precision.split(",")]
     if unknown := [name for name in precisions if name not in PRECISIONS]:
         _stop(2, f"--precision {unknown[0]}: KernelBench knows {', '.join(PRECISIONS)}")
-    checkout = _checkout(kernelbench, console)
+    checkout, missing = common.checkout_of("bench", kernelbench)
+    if missing:
+        console.print(f"{missing} Without it upstream's own methods are not timed.", style="yellow", highlight=False)
     try:
         resolved = resolve_task(task, kernelbench=checkout, precision=precisions[0])
         target = out or Path("runs") / gpu_folder(gpu) / f"{resolved.slug}.json"
@@ -207,23 +204,5 @@ def _summary(console: Any, plan: Any, record: Any, target: Path, said: set[tuple
         console.print(f"no pictures: {error}; install it with: pip install matplotlib", highlight=False)
 
 
-def _checkout(explicit: Path | None, console: Any) -> Path | None:
-    """The verified checkout, or None (said on the console) where there is none; a wrong one ends the command."""
-    from kbsub.adapters.checkout import CheckoutError, CheckoutMissing, find_checkout
-
-    try:
-        return find_checkout(explicit).path
-    except CheckoutMissing as error:
-        if explicit is not None:
-            _stop(2, str(error))
-        console.print(f"{error} Without it upstream's own methods are not timed.", style="yellow", highlight=False)
-        return None
-    except CheckoutError as error:
-        _stop(2, str(error))
-
-
 def _stop(code: int, message: str) -> NoReturn:
-    from kbsub.eval.process.printable import printable
-
-    typer.echo(printable(f"kbsub bench: {message}"), err=True)
-    raise typer.Exit(code)
+    common.stop("bench", code, message)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
+from kbsub.eval.commands import common
 from kbsub.eval.verdicts.register import DEFAULT_KINDS, KINDS
+
+RECORD = "kbsub_batch.json"  # of a run folder: how long the last invocation took, which GPU judged how many of its rows
 
 
 def command(
@@ -18,20 +23,17 @@ def command(
             "of level_L_problem_P_sample_S_kernel.py files: a batch that can be interrupted and goes on."
         ),
     ] = None,
-    task: Annotated[str, typer.Option(help="level<L>_<id>, or the path of a reference program.")] = "level1_40",
+    task: common.Task = "level1_40",
     precision: Annotated[str, typer.Option(help="fp32, fp16 or bf16.")] = "fp32",
     only: Annotated[str, typer.Option(help=f"Verdicts, by comma: {', '.join(KINDS)}.")] = "",
     timeout: Annotated[float, typer.Option(help="Seconds for one stage of one candidate.", min=1.0)] = 300.0,
     out: Annotated[Path | None, typer.Option(help="Result file; rows of an existing one are kept.")] = None,
     device: Annotated[str, typer.Option(help="cuda, cuda:<index>, or cpu through the host executor.")] = "",
     full: Annotated[bool, typer.Option("--full", help="With --device cpu: the official shape.")] = False,
-    kernelbench: Annotated[Path | None, typer.Option(help="The checkout; default: as kbsub fetch left it.")] = None,
+    kernelbench: common.Checkout = None,
     gpus: Annotated[int, typer.Option(help="For a run folder: GPUs of this machine, a row at a time each.", min=1)] = 1,
     scheduler: Annotated[str, typer.Option(help="For a run folder: a dask scheduler that is already running.")] = "",
-    declarations: Annotated[
-        Path | None,
-        typer.Option(help="A candidates.toml that you vouch for; beside a file of one's own none counts by itself."),
-    ] = None,
+    declarations: common.Declarations = None,
 ) -> None:
     """Judge candidates: KernelBench's own verdict, then this project's checks; a table and a JSON.
 
@@ -40,12 +42,11 @@ def command(
     A declaration (contract, precisions, expected failures) counts from this repository's own task folders and from the
     file given with --declarations; it is read before anything runs. Any other candidates.toml is named and ignored.
     """
-    from kbsub.adapters.checkout import CheckoutError, CheckoutMissing, find_checkout
     from kbsub.adapters.task import TaskError, resolve_task
     from kbsub.eval.process.printable import printable
     from kbsub.eval.report.console import console_for_stdout
     from kbsub.eval.results.model import ResultError
-    from kbsub.eval.run.machine_facts import gpu_folder, gpu_index, gpu_name
+    from kbsub.eval.run.machine_facts import gpu_folder, no_such_gpu
     from kbsub.eval.run.runner import Plan, failures, run
     from kbsub.eval.tasks.declarations import DeclarationError, read_declared
     from kbsub.eval.tasks.files import candidate_files
@@ -55,21 +56,12 @@ def command(
     stages = tuple(name.strip() for name in only.split(",") if name.strip()) or DEFAULT_KINDS
     if unknown := [name for name in stages if name not in KINDS]:
         _stop(2, f"--only {','.join(unknown)}: no such stage; there are {', '.join(KINDS)}")
-    try:
-        gpu = gpu_name(gpu_index(device))
-    except ValueError as error:
-        _stop(2, str(error))
+    gpu = common.gpu_of("eval", device)
     if device.startswith("cuda") and gpu is None:
-        _stop(3, f"--device {device}: the NVIDIA driver offers no such GPU; see kbsub doctor")
-    try:
-        checkout: Path | None = find_checkout(kernelbench).path
-    except CheckoutMissing as error:
-        if kernelbench is not None:
-            _stop(2, str(error))
-        checkout = None
-        console.print(printable(str(error)), style="yellow")
-    except CheckoutError as error:
-        _stop(2, str(error))
+        _stop(common.EXIT_NO_GPU, no_such_gpu(device))
+    checkout, missing = common.checkout_of("eval", kernelbench)
+    if missing:
+        console.print(printable(missing), style="yellow")
     if candidates and len(candidates) == 1 and Path(candidates[0]).is_dir():
         not_for_a_folder = (("--only", only), ("--out", out), ("--full", full))
         if not_meant := [name for name, given in (*not_for_a_folder, ("--declarations", declarations)) if given]:
@@ -116,7 +108,6 @@ def _batch(
     console: Any,
 ) -> int:
     """A KernelBench run folder: every sample, the official stage only."""
-    from kbsub.eval.commands.batch_command import run_folder
     from kbsub.eval.run.batch import BatchError, Settings
 
     settings = Settings(precision, device, timeout, str(checkout) if checkout else None)
@@ -127,6 +118,75 @@ def _batch(
         )
     except BatchError as error:
         _stop(2, str(error))
+
+
+def run_folder(
+    folder: Path,
+    settings: Any,
+    *,
+    gpus: int = 1,
+    scheduler: str | None = None,
+    workers: int | None = None,
+    console: Any,
+) -> int:
+    """Judge every sample of the folder; returns the exit code: 0 no row failed, 1 one did, 130 interrupted.
+
+    gpus > 1, a scheduler's address, or `workers` (CPU worker processes, for machines without a GPU) use
+    dask.distributed. Raises BatchError when the batch cannot start or a row cannot be written.
+    """
+    from contextlib import ExitStack
+
+    from kbsub.eval.process.printable import one_line, shown_name
+    from kbsub.eval.report import batch_report as report
+    from kbsub.eval.results.model import write_json_atomic
+    from kbsub.eval.run.batch import evaluate, prepare
+
+    started = time.monotonic()
+    batch = prepare(folder, settings)
+    if batch.finished:
+        console.print(f"{len(batch.finished)} of {report.total(batch)} rows are finished and kept", highlight=False)
+    with ExitStack() as stack:
+        run = _runner(stack, batch, gpus, scheduler, workers)
+        progress = stack.enter_context(report.progress(console))
+        bar = progress.add_task("", total=report.total(batch), completed=len(batch.finished))
+
+        def show(row: Mapping[str, Any]) -> None:
+            progress.advance(bar)
+            name = f"level_{row['level']}_problem_{row['problem_id']}_sample_{row['sample_id']}"
+            progress.console.print(
+                one_line(f"{name}: {report.row_words(row)}"), highlight=False, markup=False, soft_wrap=True
+            )
+
+        try:
+            rows = evaluate(batch, run, show)
+        except KeyboardInterrupt:
+            console.print("interrupted; finished rows are kept, the same command goes on after them", style="yellow")
+            return 130
+    where = {"gpus": gpus, "scheduler": scheduler, "workers": workers}
+    try:
+        write_json_atomic(folder / RECORD, report.record(batch, rows, where, time.monotonic() - started))
+    except OSError as error:  # the rows are written; only the record of how long they took is not
+        words = one_line(f"{shown_name(folder / RECORD)}: cannot write: {error}")
+        console.print(words, style="yellow", markup=False, highlight=False, soft_wrap=True)
+    return report.last_words(batch, rows, console)
+
+
+def _runner(stack: Any, batch: Any, gpus: int, scheduler: str | None, workers: int | None) -> Any:
+    from kbsub.eval.run.batch import BatchError, run_here
+
+    if not batch.jobs or (scheduler is None and gpus <= 1 and not workers):
+        return run_here
+    if scheduler is None and gpus > 1 and ":" in batch.settings.device:
+        raise BatchError(
+            f"--device {batch.settings.device} names one GPU and --gpus {gpus} asks for several: leave --device away; "
+            "which GPUs are used is said with CUDA_VISIBLE_DEVICES"
+        )
+    from kbsub.eval.run import cluster
+
+    if scheduler is not None:
+        return cluster.run_on(stack.enter_context(cluster.remote_client(scheduler)))
+    environments = cluster.gpu_environments(range(gpus)) if not workers else [{} for _ in range(workers)]
+    return cluster.run_on(stack.enter_context(cluster.local_client(environments)))
 
 
 class _Show:
@@ -198,7 +258,4 @@ def _summary(console: Any, plan: Any, rows: Any, target: Path) -> None:
 
 
 def _stop(code: int, message: str) -> NoReturn:
-    from kbsub.eval.process.printable import printable
-
-    typer.echo(printable(f"kbsub eval: {message}"), err=True)
-    raise typer.Exit(code)
+    common.stop("eval", code, message)

@@ -7,24 +7,22 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from kbsub.eval.commands import common
 from kbsub.eval.verdicts.register import KINDS
 
 
 def command(
     candidates: Annotated[list[str], typer.Argument(help="Candidate files, or names in submissions/<task>.")],
     require: Annotated[str, typer.Option(help=f"Verdicts, by comma: {', '.join(KINDS)}.")] = ",".join(KINDS),
-    task: Annotated[str, typer.Option(help="level<L>_<id>, or the path of a reference program.")] = "level1_40",
+    task: common.Task = "level1_40",
     precision: Annotated[str, typer.Option(help="fp32, fp16 or bf16.")] = "fp32",
     device: Annotated[str, typer.Option(help="cuda, cuda:<index>, or cpu through the host executor.")] = "",
     timeout: Annotated[float, typer.Option(help="Seconds for one stage of one candidate.", min=1.0)] = 300.0,
     junit: Annotated[Path | None, typer.Option(help="Write JUnit XML here.")] = None,
     json_: Annotated[Path | None, typer.Option("--json", help="Write the answers as JSON here.")] = None,
     out: Annotated[Path | None, typer.Option(help="Keep the result file of the run here.")] = None,
-    kernelbench: Annotated[Path | None, typer.Option(help="The checkout; default: as kbsub fetch left it.")] = None,
-    declarations: Annotated[
-        Path | None,
-        typer.Option(help="A candidates.toml that you vouch for; beside a file of one's own none counts by itself."),
-    ] = None,
+    kernelbench: common.Checkout = None,
+    declarations: common.Declarations = None,
 ) -> None:
     """Check that candidates are what is required of them, and what they declare.
 
@@ -70,27 +68,15 @@ def _plan(
     declarations: Path | None,
 ) -> Any:
     """The run's plan, as `kbsub eval` would make it; a wrong call ends with exit code 2."""
-    from kbsub.adapters.checkout import CheckoutError, CheckoutMissing, find_checkout
     from kbsub.adapters.task import TaskError, resolve_task
     from kbsub.eval.run.gate import EXIT_USAGE
-    from kbsub.eval.run.machine_facts import gpu_index, gpu_name
     from kbsub.eval.run.runner import Plan
     from kbsub.eval.tasks.declarations import DeclarationError, read_declared
     from kbsub.eval.tasks.files import candidate_files
     from kbsub.eval.tasks.folder import folder_of
 
-    try:
-        gpu = gpu_name(gpu_index(device))
-    except ValueError as error:
-        _stop(EXIT_USAGE, str(error))
-    try:
-        checkout: Path | None = find_checkout(kernelbench).path
-    except CheckoutMissing as error:
-        if kernelbench is not None:
-            _stop(EXIT_USAGE, str(error))
-        checkout = None
-    except CheckoutError as error:
-        _stop(EXIT_USAGE, str(error))
+    gpu = common.gpu_of("gate", device)
+    checkout, _ = common.checkout_of("gate", kernelbench)
     try:
         files = candidate_files(names, folder_of(task))
         return Plan(
@@ -117,11 +103,12 @@ def _run(plan: Any, out: Path) -> dict[str, Any]:
     from kbsub.eval.process.result_frames import SHAPE_ERRORS
     from kbsub.eval.results.model import ResultError, row_key
     from kbsub.eval.run.gate import EXIT_USAGE, Check, answers
+    from kbsub.eval.run.machine_facts import no_such_gpu
     from kbsub.eval.run.runner import run
     from kbsub.eval.verdicts.kind import Answer
 
     if plan.device != "cpu" and plan.gpu is None:
-        missing = f"--device {plan.device}: the NVIDIA driver offers no such GPU; see kbsub doctor"
+        missing = no_such_gpu(plan.device)
         nothing = [Check(name, Answer.UNCERTIFIED, missing) for name in plan.stages]
         return {row_key(file.stem, plan.precision): nothing for file in plan.candidates}
 
@@ -173,7 +160,4 @@ def _print(found: dict[str, Any], required: tuple[str, ...]) -> None:
 
 
 def _stop(code: int, message: str) -> NoReturn:
-    from kbsub.eval.process.printable import printable
-
-    typer.echo(printable(f"kbsub gate: {message}"), err=True)
-    raise typer.Exit(code)
+    common.stop("gate", code, message)

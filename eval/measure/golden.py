@@ -36,7 +36,7 @@ _GENERATOR = np.random.PCG64  # its raw stream is fixed by NumPy's promise; the 
 
 
 @dataclass(frozen=True)
-class Case:
+class GoldenCase:
     """One input: `rows` x `n` numbers of `kind`, drawn from `seed`, in `dtype` (fp32, fp16, bf16)."""
 
     kind: str
@@ -54,10 +54,13 @@ KINDS = ("uniform", "normal", "x100", "+1000", "constant", "tiny", "zero", "nonf
 # Widths of one chain, of a few vec4 a thread, with a ragged end, past what fits in registers and in shared memory.
 WIDTHS = ((5, 4), (4, 1028), (3, 20_672), (2, 131_076))
 CASES = (
-    *(Case(kind, rows, n) for kind in KINDS for rows, n in WIDTHS),
-    *(Case(kind, rows, n, t) for t in ("fp16", "bf16") for kind in ("uniform", "x100", "zero") for rows, n in WIDTHS),
+    *(GoldenCase(kind, rows, n) for kind in KINDS for rows, n in WIDTHS),
+    *(
+        GoldenCase(kind, rows, n, t)
+        for t in ("fp16", "bf16") for kind in ("uniform", "x100", "zero") for rows, n in WIDTHS
+    ),
 )  # fmt: skip
-OFFICIAL = (Case("uniform", 16, 4_194_304, seed=42), Case("+1000", 16, 4_194_304, seed=43))
+OFFICIAL = (GoldenCase("uniform", 16, 4_194_304, seed=42), GoldenCase("+1000", 16, 4_194_304, seed=43))
 
 
 def _uniform(seed: int, stream: int, count: int) -> NDArray[np.float32]:
@@ -76,7 +79,7 @@ def _normal(seed: int, stream: int, count: int) -> NDArray[np.float32]:
     return drawn
 
 
-def row_of(case: Case, row: int) -> NDArray[np.float32]:
+def row_of(case: GoldenCase, row: int) -> NDArray[np.float32]:
     """Row number `row` of a case, (n,) fp32, before it is narrowed to the case's dtype."""
     n, stream = case.n, row + 10
     if case.kind == "uniform":
@@ -98,7 +101,7 @@ def narrowed(x: NDArray[np.float32], dtype: str) -> NDArray[Any]:
         return x if dtype == "fp32" else x.astype(np.float16) if dtype == "fp16" else contract.to_bfloat16(x)
 
 
-def inputs(case: Case) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+def inputs(case: GoldenCase) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     """(x (rows, n), gamma (n,), beta (n,)) of a case, the same bits on every machine."""
     x: NDArray[Any] = np.stack([narrowed(row_of(case, row), case.dtype) for row in range(case.rows)])
     gamma, beta = (narrowed(_normal(case.seed, stream, case.n), case.dtype) for stream in (1, 2))
@@ -138,7 +141,7 @@ def _off(tensor: Any) -> NDArray[Any]:
     return cpu.view(torch.int16).numpy().view(np.uint16) if cpu.dtype == torch.bfloat16 else cpu.numpy()  # type: ignore[no-any-return]
 
 
-def record_case(case: Case, device: str) -> dict[str, Any]:
+def record_case(case: GoldenCase, device: str) -> dict[str, Any]:
     """The record of one case on `device` ("cuda"). RuntimeError when the variance does not explain native's rstd."""
     import torch
 

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kbsub.eval.measure.sanitizer_cases import Candidate, Part, candidates, cases, exercise, groups
+from kbsub.eval.measure.sanitizer_cases import InspectedFile, Part, candidates, cases, exercise, groups
 from kbsub.eval.results.model import write_json_atomic
 from kbsub.eval.run.machine_facts import measured_on
 
@@ -167,7 +167,7 @@ def without_paths(value: Any) -> Any:
 
 
 # ---- the processes ----
-class Machine:
+class Inspection:
     """Starts processes under the sanitizer, each with the time that is left; knows the result file."""
 
     def __init__(self, sanitizer: str, seconds: float, timeout_s: float, folder: Path) -> None:
@@ -222,7 +222,7 @@ def sanitizer_version(program: str) -> str | None:
     return next((line for line in answer.stdout.splitlines() if re.search(r"[Vv]ersion \d", line)), None)
 
 
-def prove(machine: Machine, tool: str) -> dict[str, Any]:
+def prove(machine: Inspection, tool: str) -> dict[str, Any]:
     """Whether `tool` finds here what is planted for it."""
     said, ended, _, seconds = machine.start(tool, "--plant", tool)
     counted = said is not None and bool(said.errors or said.warnings)
@@ -232,7 +232,7 @@ def prove(machine: Machine, tool: str) -> dict[str, Any]:
 
 
 def run_group(
-    machine: Machine, tool: str, parts: list[Part], files: dict[str, Candidate]
+    machine: Inspection, tool: str, parts: list[Part], files: dict[str, InspectedFile]
 ) -> dict[Part, dict[str, Any]]:
     """One process; the rows of its parts."""
     said, ended, out, seconds = machine.start(tool, "--parts", ",".join(map(":".join, parts)))
@@ -289,7 +289,7 @@ def measure(options: argparse.Namespace, program: str) -> int:
         return code
 
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.workers) as pool:
-        machine = Machine(program, options.seconds, options.timeout, Path(folder))
+        machine = Inspection(program, options.seconds, options.timeout, Path(folder))
         waiting: set[Future[None]] = set()
 
         def environment() -> None:

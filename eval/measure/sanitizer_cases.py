@@ -25,7 +25,7 @@ TOLERANCE = {"fp32": 1e-3, "fp16": 2e-3, "bf16": 1e-2, "half sums": 2e-2}
 WIDEST_HALF_SUM = 50_000  # the sum of the squares ends at 65,504
 
 
-class Case(NamedTuple):
+class LaunchCase(NamedTuple):
     """x (rows, width), beginning `shift` elements into its allocation."""
 
     rows: int
@@ -34,7 +34,7 @@ class Case(NamedTuple):
     affine: bool = True
 
 
-class Candidate(NamedTuple):
+class InspectedFile(NamedTuple):
     """A file with CUDA kernels. `half_sums`: declared a control, and its sums are half where it takes halves."""
 
     name: str  # level1_40/reference_order
@@ -47,7 +47,7 @@ class Candidate(NamedTuple):
 Part = tuple[str, str]  # of a process: a candidate's name, a precision
 
 
-def candidates() -> dict[str, Candidate]:
+def candidates() -> dict[str, InspectedFile]:
     """Every file that has CUDA kernels, with fp32 and one 16-bit precision where it takes them."""
     found = {}
     for folder in FOLDERS:
@@ -62,11 +62,11 @@ def candidates() -> dict[str, Candidate]:
                 kept = [precision for precision in PRECISIONS if precision in row.precision][:2]
                 half = row.contract == "control" and "fp16" in row.precision
                 name = f"{folder}/{path.stem}"
-                found[name] = Candidate(name, source, kernels, tuple(kept), half)
+                found[name] = InspectedFile(name, source, kernels, tuple(kept), half)
     return found
 
 
-def groups(files: dict[str, Candidate]) -> list[list[Part]]:
+def groups(files: dict[str, InspectedFile]) -> list[list[Part]]:
     """What shares a process: a file of many kernels has its own, the others one a folder."""
     shared: dict[str, list[Part]] = {}
     for name, file in files.items():
@@ -75,7 +75,7 @@ def groups(files: dict[str, Candidate]) -> list[list[Part]]:
     return sorted(shared.values(), key=len, reverse=True)
 
 
-def cases(folder: str, multiprocessors: int) -> tuple[list[Case], list[Case]]:
+def cases(folder: str, multiprocessors: int) -> tuple[list[LaunchCase], list[LaunchCase]]:
     """The shapes of a task, and larger ones for kernels that those do not reach.
 
     Each next width reaches another kernel of some file: registers, shared memory, rings, chunks; with a tail, an odd
@@ -86,25 +86,30 @@ def cases(folder: str, multiprocessors: int) -> tuple[list[Case], list[Case]]:
             (3, 1), (5, 3), (2, 17), (9, 33), (5, 128), (5, 256), (3, 512), (2, 1000), (2, 1023), (5, 1024), (2, 2048),
             (3, 4096), (2, 8191), (2, 8192), (1, 16_384), (2, 40_000), (1, 65_504), (1, 100_003), (1, 200_000),
         ]  # fmt: skip
-        unaligned = [Case(3, 512, 1), Case(3, 1003, 1), Case(2, 8192, 1), Case(1, 40_000, 3)]
-        return [Case(*shape) for shape in shapes] + unaligned, [Case(1, 400_000), Case(1, 1_000_003)]
+        unaligned = [LaunchCase(3, 512, 1), LaunchCase(3, 1003, 1), LaunchCase(2, 8192, 1), LaunchCase(1, 40_000, 3)]
+        return [LaunchCase(*shape) for shape in shapes] + unaligned, [LaunchCase(1, 400_000), LaunchCase(1, 1_000_003)]
     crowd = multiprocessors // 4 + 1
     shapes = [
         (3, 4), (3, 7), (5, 100), (3, 200), (2, 516), (2, 1001), (2, 1028), (3, 2052), (2, 4100), (19, 4100), (2, 8192),
         (2, 12_288), (3, 20_672), (5, 33_000), (19, 65_540), (2, 131_076), (2, 150_001), (crowd, 139_268), (1, 327_684),
         (5, 1_048_580),
     ]  # fmt: skip
-    special = [Case(3, 516, 1), Case(2, 65_540, 1), Case(3, 516, 0, False), Case(2, 65_540, 0, False)]
-    reserve = [Case(16, 1_048_576), Case(1, 4_194_304), Case(3, 4_194_308), Case(16, 4_194_304)]
-    return [Case(*shape) for shape in shapes] + special, reserve
+    special = [
+        LaunchCase(3, 516, 1),
+        LaunchCase(2, 65_540, 1),
+        LaunchCase(3, 516, 0, False),
+        LaunchCase(2, 65_540, 0, False),
+    ]
+    reserve = [LaunchCase(16, 1_048_576), LaunchCase(1, 4_194_304), LaunchCase(3, 4_194_308), LaunchCase(16, 4_194_304)]
+    return [LaunchCase(*shape) for shape in shapes] + special, reserve
 
 
-def suits(file: Candidate, precision: str, case: Case) -> bool:
+def suits(file: InspectedFile, precision: str, case: LaunchCase) -> bool:
     """Whether float64 has something to say about this file there."""
     return not (file.half_sums and precision == "fp16" and case.width > WIDEST_HALF_SUM)
 
 
-def may_refuse(file: Candidate, case: Case) -> bool:
+def may_refuse(file: InspectedFile, case: LaunchCase) -> bool:
     """Whether a file may raise ValueError: those of the reference order take what PyTorch's vectorised path takes."""
     return file.name.startswith("level1_40/") and (case.width % 4 != 0 or case.shift != 0)
 
@@ -137,7 +142,7 @@ def record(space: dict[str, Any]) -> set[tuple[str, tuple[str, ...]]]:
     return launched
 
 
-def error_of(space: dict[str, Any], case: Case, dtype: torch.dtype, device: str) -> float | None:
+def error_of(space: dict[str, Any], case: LaunchCase, dtype: torch.dtype, device: str) -> float | None:
     """Largest difference from float64 in units of the largest output; None where the file has no such setting.
 
     Everything is computed on the CPU but the forward. Raises what the candidate raises.
@@ -162,7 +167,7 @@ def error_of(space: dict[str, Any], case: Case, dtype: torch.dtype, device: str)
     return error if error == error else float("inf")
 
 
-def built(file: Candidate, space: dict[str, Any], launched: Collection[tuple[str, tuple[str, ...]]]) -> set[str]:
+def built(file: InspectedFile, space: dict[str, Any], launched: Collection[tuple[str, tuple[str, ...]]]) -> set[str]:
     """The kernels there are under the options that were asked for; before the first launch, all of the file."""
     source, there = space["CUDA_SOURCE"], set(file.kernels)
     there_now = {name for _, options in launched for name in kernel_names(source, options)}
@@ -170,7 +175,11 @@ def built(file: Candidate, space: dict[str, Any], launched: Collection[tuple[str
 
 
 def exercise(
-    file: Candidate, precision: str, space: dict[str, Any], device: str, table: tuple[list[Case], list[Case]]
+    file: InspectedFile,
+    precision: str,
+    space: dict[str, Any],
+    device: str,
+    table: tuple[list[LaunchCase], list[LaunchCase]],
 ) -> dict[str, Any]:
     """One candidate in one precision over its cases: what was launched, and whether it was right."""
     launched, started, (base, reserve) = record(space), time.monotonic(), table

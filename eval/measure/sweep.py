@@ -77,7 +77,7 @@ GRIDS = {
 
 
 @dataclass
-class Entry:
+class SweptFile:
     """One candidate file in one dtype: its rows by shape name, and how its children ended."""
 
     folder: str
@@ -95,10 +95,10 @@ class Entry:
         return f"{self.folder}/{self.stem}.py"
 
 
-Report = Callable[[Entry, Mapping[str, Any]], None]  # (entry, progress event)
+Report = Callable[[SweptFile, Mapping[str, Any]], None]  # (entry, progress event)
 
 
-def entries_of(names: Sequence[str], folders: Mapping[str, Path] | None = None) -> list[Entry]:
+def entries_of(names: Sequence[str], folders: Mapping[str, Path] | None = None) -> list[SweptFile]:
     """An entry a declared (candidate, dtype) of both folders, or of the named ones. SweepError for an unknown name."""
     found = []
     for folder, path in (folders or _installed()).items():
@@ -107,7 +107,7 @@ def entries_of(names: Sequence[str], folders: Mapping[str, Path] | None = None) 
                 continue
             data = (path / f"{stem}.py").read_bytes()
             digest = hashlib.sha256(data).hexdigest()
-            found += [Entry(folder, stem, each, row, data.decode("utf-8"), digest) for each in row.precision]
+            found += [SweptFile(folder, stem, each, row, data.decode("utf-8"), digest) for each in row.precision]
     if unknown := sorted(set(names) - {entry.stem for entry in found}):
         known = ", ".join(folders or TASKS)
         raise SweepError(f"{', '.join(unknown)}: no candidate of that name is declared in {known}")
@@ -124,7 +124,9 @@ def _installed() -> dict[str, Path]:
 # ---- one entry ----
 
 
-def measure(entry: Entry, grid: Grid, device: str, timeout_s: float, report: Report, run: Any = run_isolated) -> None:
+def measure(
+    entry: SweptFile, grid: Grid, device: str, timeout_s: float, report: Report, run: Any = run_isolated
+) -> None:
     """Fill `entry.rows`, one for every shape of the grid; a child that ends early is begun again behind that shape."""
     names = {f"{rows}x{width}": [rows, width] for rows, width in grid.shapes()}
     last: dict[str, str] = {}  # the shape that the child is at
@@ -166,7 +168,7 @@ def measure(entry: Entry, grid: Grid, device: str, timeout_s: float, report: Rep
         entry.restarts += 1
 
 
-def measure_all(entries: Sequence[Entry], workers: int, one: Callable[[Entry], None]) -> Iterator[Entry]:
+def measure_all(entries: Sequence[SweptFile], workers: int, one: Callable[[SweptFile], None]) -> Iterator[SweptFile]:
     """Call `one` for each entry, so many at a time, and hand out what is finished. They share the GPU: no timing."""
     if workers == 1:  # in this thread, which Ctrl-C stops at once
         for entry in entries:
@@ -190,7 +192,7 @@ def _task(folder: str) -> str:
 # ---- the record ----
 
 
-def entry_record(entry: Entry) -> dict[str, Any]:
+def entry_record(entry: SweptFile) -> dict[str, Any]:
     """What the record keeps of one dtype of a file: counts, margins by width, and every shape that was not right."""
     rows = list(entry.rows.values())
     right = [row for row in rows if row["outcome"] == "right"]
@@ -261,7 +263,7 @@ def blank(grid: Grid, environment: Mapping[str, Any] | None) -> dict[str, Any]:
     }
 
 
-def joined(text: str, new: Mapping[str, Any], entries: Sequence[Entry], resume: bool) -> dict[str, Any]:
+def joined(text: str, new: Mapping[str, Any], entries: Sequence[SweptFile], resume: bool) -> dict[str, Any]:
     """The record to go on with: `new`, and of the stored one what is of files as they are.
 
     Without `resume` the entries asked for now are measured again. SweepError when the stored file is something else.
@@ -289,7 +291,7 @@ def joined(text: str, new: Mapping[str, Any], entries: Sequence[Entry], resume: 
     return {**new, "candidates": kept}
 
 
-def put(content: dict[str, Any], entry: Entry, out: Path) -> dict[str, Any]:
+def put(content: dict[str, Any], entry: SweptFile, out: Path) -> dict[str, Any]:
     """Add a finished entry to the record, and write it. Returns what was added."""
     record = entry_record(entry)
     facts = {"sha256": entry.sha256, "contract": entry.declaration.contract, "accurate": entry.declaration.accurate}
@@ -334,7 +336,7 @@ def command(
     from rich.console import Console
 
     from kbsub.eval.results.model import ResultError, check_writable
-    from kbsub.eval.run.machine_facts import gpu_index, gpu_name, measured_on
+    from kbsub.eval.run.machine_facts import gpu_index, gpu_name, measured_on, no_such_gpu
     from kbsub.eval.tasks.declarations import DeclarationError
 
     console = Console()
@@ -344,7 +346,7 @@ def command(
         _stop(2, f"--grid {grid}: known are {', '.join(GRIDS)}")
     try:
         if device != "cpu" and gpu_name(gpu_index(device)) is None:
-            _stop(3, f"--device {device}: the NVIDIA driver offers no such GPU; see kbsub doctor")
+            _stop(3, no_such_gpu(device))
         entries = entries_of(candidates or [])
         check_writable(out)
         content = blank(GRIDS[grid], measured_on(device))
@@ -357,11 +359,11 @@ def command(
     left = len(pending)
     with console.status("") as status:
 
-        def report(entry: Entry, event: object) -> None:
+        def report(entry: SweptFile, event: object) -> None:
             done, of = len(entry.rows), content["grid"]["shapes"]
             status.update(f"{entry.stem} {entry.precision}: {done} of {of} shapes; {left} files and dtypes to go")
 
-        def one(entry: Entry) -> None:
+        def one(entry: SweptFile) -> None:
             measure(entry, GRIDS[grid], device, timeout, report)
 
         for entry in measure_all(pending, workers, one):

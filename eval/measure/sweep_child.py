@@ -65,7 +65,7 @@ def judge(payload: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
     asked = 0
     for width, group in itertools.groupby(shapes, key=lambda shape: shape[1]):
         rows_of_width = [rows for rows, _ in group]
-        question = Question(max(rows_of_width), width, task.dtype, device, payload.get("declaration") or {})
+        question = SweptShape(max(rows_of_width), width, task.dtype, device, payload.get("declaration") or {})
         model: Any = None
         for rows in rows_of_width:
             asked += 1
@@ -119,7 +119,7 @@ def _still_usable(device: torch.device) -> None:
         raise JudgeFailure(Status.CRASHED, f"the CUDA context is unusable: {in_words(error)}") from error
 
 
-class Question:
+class SweptShape:
     """Inputs (most_rows, width) and their float64 answer; fewer rows are asked for as the beginning of both."""
 
     def __init__(

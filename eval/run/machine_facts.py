@@ -47,6 +47,11 @@ def gpu_name(index: int | None = 0) -> str | None:
     return name.value.decode()
 
 
+def no_such_gpu(device: str, way_out: str = "see kbsub doctor") -> str:
+    """The sentence for a --device that the driver does not offer: one wording for every command."""
+    return f"--device {device}: the NVIDIA driver offers no such GPU; {way_out}"
+
+
 def gpu_uuid(index: int | None = 0) -> str | None:
     """The UUID of that GPU as torch writes it, or None: two GPUs of one machine have one name."""
     number = (ctypes.c_ubyte * 16)()

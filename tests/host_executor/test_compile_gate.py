@@ -63,9 +63,7 @@ def test_budget_names_the_kernels_there_are() -> None:
         if "CUDA_SOURCE" in space:
             there[path.stem] = set(kernel_names(space["CUDA_SOURCE"]))
     named = {stem: set(kernels) for stem, kernels in BUDGET.items()}
-    assert named == there, (
-        "remake it: python -m kbsub.eval.host_executor.compile_gate --write tests/resource_budget.toml FILE ..."
-    )
+    assert named == there, "remake it: kbsub measure resources --write tests/resource_budget.toml FILE ..."
 
 
 def kernel(body: str, parameters: str = "float* y") -> str:

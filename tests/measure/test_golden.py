@@ -50,7 +50,7 @@ def test_files_hold_every_case() -> None:
 
 @recorded
 @pytest.mark.parametrize("case", golden.CASES, ids=lambda case: case.name)
-def test_model_has_the_bits_of_the_gpu(case: golden.Case) -> None:
+def test_model_has_the_bits_of_the_gpu(case: golden.GoldenCase) -> None:
     vector, (x, gamma, beta) = VECTORS[case.name], golden.inputs(case)
     assert golden.digest(x, case.dtype) == vector["input_sha256"], "the input is not the recorded one"
     made = contract.layer_norm(x, gamma, beta, golden.EPS, rstd=golden.from_patterns(vector["rstd"]))
@@ -65,7 +65,7 @@ def test_model_has_the_bits_of_the_gpu(case: golden.Case) -> None:
     [(s, c) for s, declared in BIT_IDENTICAL.items() for c in golden.CASES if c.dtype in declared],
     ids=lambda value: value if isinstance(value, str) else value.name,
 )
-def test_host_kernel_has_the_bits_of_the_gpu(stem: str, case: golden.Case) -> None:
+def test_host_kernel_has_the_bits_of_the_gpu(stem: str, case: golden.GoldenCase) -> None:
     vector, arrays = VECTORS[case.name], golden.inputs(case)
     x, gamma, beta = (torch.from_numpy(a.view(np.int16) if case.dtype == "bf16" else a) for a in arrays)
     dtype = DTYPES[case.dtype]
@@ -126,7 +126,7 @@ def test_recorder_records_and_is_read_back(
     kind: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "native_layer_norm", native_of_the_model())
-    case = golden.Case(kind, 3, 516, dtype)
+    case = golden.GoldenCase(kind, 3, 516, dtype)
     record = golden.record_case(case, "cpu")
     golden.write(tmp_path / "golden.json", [record], {"gpu": "none"})
     assert golden.read(tmp_path / "golden.json") == {case.name: record}
@@ -138,7 +138,7 @@ def test_recorder_records_and_is_read_back(
 def test_recorder_refuses_a_gpu_that_adds_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "native_layer_norm", native_of_the_model(shift_ulps=1))
     with pytest.raises(RuntimeError, match="native mean"):
-        golden.record_case(golden.Case("normal", 2, 516), "cpu")
+        golden.record_case(golden.GoldenCase("normal", 2, 516), "cpu")
 
 
 DIGESTS = {
@@ -155,5 +155,7 @@ DIGESTS = {
 
 def test_inputs_are_the_same_everywhere() -> None:
     # If this changes, recorded vectors no longer belong to their cases: the drawing must never depend on a version.
-    digests = {kind: golden.digest(golden.inputs(golden.Case(kind, 2, 8))[0], "fp32")[:12] for kind in golden.KINDS}
+    digests = {
+        kind: golden.digest(golden.inputs(golden.GoldenCase(kind, 2, 8))[0], "fp32")[:12] for kind in golden.KINDS
+    }
     assert digests == DIGESTS

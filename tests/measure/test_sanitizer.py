@@ -71,9 +71,9 @@ def test_a_kernel_that_is_not_reached_and_a_wrong_result_fail() -> None:
     space: dict[str, Any] = {"__name__": "candidate"}
     exec(compile(file.source, name, "exec"), space)
     adopt(space, SMALL_LIMITS, HostExecutor(workers=1))
-    assert "another" in sc.exercise(file, "fp32", space, "cpu", ([sc.Case(2, 8)], []))["failed"]
+    assert "another" in sc.exercise(file, "fp32", space, "cpu", ([sc.LaunchCase(2, 8)], []))["failed"]
     adopt(space, SMALL_LIMITS, Unexecuted())
-    assert "off by inf" in sc.exercise(FILES[name], "fp32", space, "cpu", ([sc.Case(2, 8)], []))["failed"]
+    assert "off by inf" in sc.exercise(FILES[name], "fp32", space, "cpu", ([sc.LaunchCase(2, 8)], []))["failed"]
 
 
 MEMCHECK = """\
@@ -154,7 +154,7 @@ def pretended(
             )
         return said, "", out, 0.2
 
-    monkeypatch.setattr(ms.Machine, "start", start)
+    monkeypatch.setattr(ms.Inspection, "start", start)
     monkeypatch.setattr(ms, "sanitizer_path", lambda given: "compute-sanitizer")
     monkeypatch.setattr(ms, "sanitizer_version", lambda program: "2025.3")
     monkeypatch.setattr(ms, "measured_on", lambda device: {"gpu": "NVIDIA H200"})

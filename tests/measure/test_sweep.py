@@ -65,13 +65,13 @@ STAND_INS = {
 }
 
 
-def entry(body: str, **declared: Any) -> sweep.Entry:
+def entry(body: str, **declared: Any) -> sweep.SweptFile:
     row = {"title": "stand-in", "precision": ("fp32",), "contract": "tolerance", **declared}
     declaration = sweep.Declaration.model_validate(row)
-    return sweep.Entry("level1_40", "stand_in", "fp32", declaration, f"{HEAD}        {body}\n", "0" * 64)
+    return sweep.SweptFile("level1_40", "stand_in", "fp32", declaration, f"{HEAD}        {body}\n", "0" * 64)
 
 
-def swept(made: sweep.Entry, grid: sweep.Grid = GRID) -> sweep.Entry:
+def swept(made: sweep.SweptFile, grid: sweep.Grid = GRID) -> sweep.SweptFile:
     sweep.measure(made, grid, "cpu", 100, lambda *_: None)
     return made
 
@@ -134,7 +134,7 @@ def test_a_declared_distance_excuses_no_more_than_it_says(declared: Any, body: s
 @pytest.mark.parametrize("rows_in_a_chunk", [1, 2, 100])
 def test_chunks_see_every_row(monkeypatch: pytest.MonkeyPatch, rows_in_a_chunk: int) -> None:
     monkeypatch.setattr(sweep_child, "CHUNK_ELEMENTS", 10 * rows_in_a_chunk)
-    question = sweep_child.Question(7, 10, torch.float32, torch.device("cpu"), {"contract": "tolerance"})
+    question = sweep_child.SweptShape(7, 10, torch.float32, torch.device("cpu"), {"contract": "tolerance"})
     for row in range(5):
         output = question.answer.y[:5].float()
         output[row, 3] += 1.0
@@ -146,7 +146,7 @@ def test_chunks_see_every_row(monkeypatch: pytest.MonkeyPatch, rows_in_a_chunk: 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_several_at_a_time_are_all_handed_out(workers: int) -> None:
     entries = [entry("return y") for _ in range(5)]
-    done: list[sweep.Entry] = []
+    done: list[sweep.SweptFile] = []
     assert {id(each) for each in sweep.measure_all(entries, workers, done.append)} == {id(each) for each in entries}
     assert len(done) == 5
 
@@ -232,7 +232,7 @@ def test_what_is_a_fault(rows: list[Any], fault: bool) -> None:
     assert sweep.has_fault(sweep.entry_record(made)) is fault
 
 
-def stored(tmp_path: Path, *entries: sweep.Entry) -> tuple[dict[str, Any], Path]:
+def stored(tmp_path: Path, *entries: sweep.SweptFile) -> tuple[dict[str, Any], Path]:
     content, out = sweep.blank(GRID, {"gpu": "G", "torch": "2"}), tmp_path / "sweep.json"
     for each in entries:
         each.rows = {"1x4": ROWS[0]}

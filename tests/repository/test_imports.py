@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 
 import pytest
@@ -36,3 +37,23 @@ def test_every_room_has_its_layer():
 def test_the_layers_are_in_the_order_of_the_house(above, below):
     at = {room.removeprefix("kbsub.eval."): depth for depth, rooms in enumerate(layers()) for room in rooms}
     assert at[above] < at[below]
+
+
+# Everything that the parent's half imports before it knows what is asked: reports, registers, the verbs themselves.
+WITHOUT_TORCH = """
+import importlib, pkgutil, sys
+sys.modules["torch"] = None  # importing it raises
+for room in ("report", "commands", "results", "tasks"):
+    package = importlib.import_module(f"kbsub.eval.{room}")
+    modules = [module.name for module in pkgutil.iter_modules(package.__path__)]
+    assert modules, room
+    for name in modules:
+        importlib.import_module(f"{package.__name__}.{name}")
+from kbsub.eval.verdicts.register import KINDS
+print(len(KINDS))
+"""
+
+
+def test_reports_and_registers_are_imported_without_torch():
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and int(done.stdout) >= 5, done.stderr

@@ -156,3 +156,28 @@ def test_every_command_the_readme_names_exists():
     there = {command.name or command.callback.__name__ for command in app.registered_commands}
     there |= {group.name for group in app.registered_groups}
     assert named <= there, f"README names {sorted(named - there)}, which are no commands"
+
+
+SCREEN = 40  # lines of a terminal, or of a page before one scrolls
+FIRST_SCREEN = (
+    "**candidate**",
+    "<!-- report:headline -->",
+    "make eval",
+    "make test",
+    "](docs/install.md)",
+    "](CONTRIBUTING.md)",
+)
+
+
+def test_the_first_screen_of_the_readme_says_what_it_is():
+    lines = (ROOT / "README.md").read_text("utf-8").splitlines()
+    assert len(lines) <= 120, f"README.md has {len(lines)} lines; details belong into docs/ or beside the ladder"
+    missing = [words for words in FIRST_SCREEN if words not in "\n".join(lines[:SCREEN])]
+    assert not missing, f"not on the first screen: {missing}"
+
+
+def test_no_text_cites_a_file_or_an_issue_that_is_not_here():
+    """A reader of the repository has no tracker and no design folder."""
+    pattern = re.compile(r"\bresults\.md\b|\b[Ii]ssue \d|\.\./shared\b")
+    cited = {name: found for name, text in tracked().items() if (found := pattern.findall(text))}
+    assert not cited, f"say what is meant instead: {cited}"

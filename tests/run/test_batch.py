@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from kbsub.eval.commands import batch_command
 from kbsub.eval.process.isolated import Outcome, Status
+from kbsub.eval.report import batch_report
 from kbsub.eval.run import batch as batches
 from kbsub.eval.run.batch import BatchError, Settings, evaluate, find_samples, prepare, read_row, row_path
 from support.paths import child_path
@@ -156,7 +156,7 @@ def test_the_record_says_which_gpu_judged_what(folder, monkeypatch):
     ended = Outcome(Status.OK, {"official": {"compiled": True, "correctness": True, "metadata": {}}}, "", "", 0.5)
     batch = prepare(folder, replace(SETTINGS, device="cuda"))
     rows = evaluate(batch, lambda jobs: ((job, batches.judge(job, lambda *_, **__: ended)) for job in jobs))
-    record = batch_command._record(batch, rows, {"gpus": 2}, 1.0)
+    record = batch_report.record(batch, rows, {"gpus": 2}, 1.0)
     assert record["rows_by_gpu"] == {"uuid-a": 2, "uuid-b": 1}
     assert record["judge_seconds"] == 1.5
 
@@ -186,7 +186,7 @@ import sys
 from pathlib import Path
 from rich.console import Console
 from kbsub.eval.run.batch import BatchError, Settings
-from kbsub.eval.commands.batch_command import run_folder
+from kbsub.eval.commands.eval import run_folder
 if len(sys.argv) > 2:
     import resource
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))

@@ -188,7 +188,10 @@ BAD_ARGUMENTS = [None, 0, -1, (), (4, 0), (4, -1), "48", (2.5,), 3.5, (1 << 50,)
 @every
 @pytest.mark.parametrize("argument", BAD_ARGUMENTS, ids=repr)
 def test_the_constructor_raises_only_runtime_error(file, argument):
-    _, *others = task_of(file.parent).modules().get_init_inputs()
+    arguments = task_of(file.parent).modules().get_init_inputs()
+    if not arguments:
+        pytest.skip("this task's constructor takes no argument that could be wrong")
+    others = arguments[1:]
     with pytest.raises(Exception) as caught:
         alone(file)["ModelNew"](argument, *others)
     assert type(caught.value) is RuntimeError, f"upstream catches RuntimeError only, not {caught.value!r}"

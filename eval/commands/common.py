@@ -1,0 +1,52 @@
+"""What several verbs ask the same way: the GPU that is meant, the checkout, the words of a call that cannot go on.
+
+No verb of its own: it has no `command`. Must not know what a verb does with the answers. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+EXIT_USAGE, EXIT_NO_GPU = 2, 3
+
+Task = Annotated[str, typer.Option(help="level<L>_<id>, or the path of a reference program.")]
+Checkout = Annotated[Path | None, typer.Option(help="The checkout; default: as kbsub fetch left it.")]
+Declarations = Annotated[
+    Path | None,
+    typer.Option(help="A candidates.toml that you vouch for; beside a file of one's own none counts by itself."),
+]
+
+
+def stop(verb: str, code: int, message: str) -> NoReturn:
+    """End the command: `message` on stderr behind the verb's name, and the exit code."""
+    from kbsub.eval.process.printable import printable
+
+    typer.echo(printable(f"kbsub {verb}: {message}"), err=True)
+    raise typer.Exit(code)
+
+
+def gpu_of(verb: str, device: str) -> str | None:
+    """The name of the GPU that --device means; None where there is none. A --device of another form ends the call."""
+    from kbsub.eval.run.machine_facts import gpu_index, gpu_name
+
+    try:
+        return gpu_name(gpu_index(device))
+    except ValueError as error:
+        stop(verb, EXIT_USAGE, str(error))
+
+
+def checkout_of(verb: str, explicit: Path | None) -> tuple[Path | None, str]:
+    """(the verified checkout, ""), or (None, why there is none) where none was named; a wrong one ends the call."""
+    from kbsub.adapters.checkout import CheckoutError, CheckoutMissing, find_checkout
+
+    try:
+        return find_checkout(explicit).path, ""
+    except CheckoutMissing as error:
+        if explicit is not None:
+            stop(verb, EXIT_USAGE, str(error))
+        return None, str(error)
+    except CheckoutError as error:
+        stop(verb, EXIT_USAGE, str(error))
