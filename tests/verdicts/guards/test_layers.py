@@ -1,4 +1,4 @@
-"""The guards' modules import in one direction, from the judge down to the words it uses, and know no operator by name."""
+"""The guards' modules import in one direction, from the judge to the words it uses, and know no operator by name."""
 
 from __future__ import annotations
 
