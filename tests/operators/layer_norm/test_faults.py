@@ -1,4 +1,4 @@
-"""The faults of LayerNorm: each formula is the true answer where there is no fault, and far from it on its own probe."""
+"""The faults of LayerNorm: each formula is the true answer where there is no fault, and far from it on its probe."""
 
 from __future__ import annotations
 
