@@ -11,25 +11,20 @@ import contextlib
 import ctypes
 import fcntl
 import glob
+import importlib.util
 import json
 import os
 import resource
 import shutil
 import signal
 import socket
-import stat
 import struct
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 CANNOT_ENTER = 98  # exit code
-HIDDEN = ("/tmp", "/run", "/dev")  # replaced: /run has the sockets of daemons (docker), /dev the raw disks
-# What is laid back into the new /dev and /run, where it exists. CUDA needs the nvidia devices; NixOS and the GPU
-# operator keep the driver's libraries below /run.
-DEVICES = ("null", "zero", "full", "random", "urandom", "nvidia*", "nvidia-caps/*", "nvhost*", "nvmap", "dxg")
-KEPT_RUN = ("/run/opengl-driver", "/run/current-system", "/run/nvidia")
 CLONE_FLAGS = {
     "user": 0x10000000,
     "mount": 0x00020000,
@@ -38,45 +33,35 @@ CLONE_FLAGS = {
     "uts": 0x04000000,
     "net": 0x40000000,
 }
-MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
-MS_BIND, MS_MOVE, MS_REC, MS_PRIVATE = 4096, 8192, 16384, 1 << 18
-MOUNT_SETATTR, AT_RECURSIVE, AT_FDCWD, ATTR_RDONLY = 442, 0x8000, -100, 1
-LOCKED_OPTIONS = {
-    "nosuid": MS_NOSUID,
-    "nodev": MS_NODEV,
-    "noexec": MS_NOEXEC,
-    "noatime": 1024,
-    "nodiratime": 2048,
-    "relatime": 1 << 21,
-}
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_SECUREBITS = 1, 4, 24, 28
 PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 36, 38, 47
 SECUREBITS = 0xEF  # uid 0 gains nothing by exec or setuid, no ambient capabilities; all of it locked
 MAX_PROCESSES = 16384  # in namespaces, where the count is the cell's own
 
 Spec = dict[str, Any]
-libc = ctypes.CDLL(None, use_errno=True)
 
 
-class CannotEnter(Exception):
-    """A step that this machine refuses, in words."""
+def sibling(name: str) -> Any:
+    """A module beside this file: Python runs isolated here, and has no path to it."""
+    spec = importlib.util.spec_from_file_location(
+        name, os.path.join(os.path.dirname(os.path.abspath(__file__)), f"{name}.py")
+    )
+    assert spec is not None and spec.loader is not None  # a file of this folder
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-def checked(result: int, what: str) -> int:
-    if result < 0:
-        number = ctypes.get_errno()
-        raise CannotEnter(f"{what}: {os.strerror(number)}")
-    return result
+if TYPE_CHECKING:
+    from kbsub.eval.process import mounts
+else:
+    mounts = sibling("mounts")
+CannotEnter, checked, write_file, libc = mounts.CannotEnter, mounts.checked, mounts.write_file, mounts.libc
 
 
 def prctl(option: int, *values: int) -> int:
     padded = [ctypes.c_ulong(value) for value in (*values, 0, 0, 0, 0)[:4]]
     return int(libc.prctl(option, *padded))
-
-
-def mount(source: str | None, target: str, kind: str | None, flags: int, data: str = "") -> None:
-    texts = [text.encode() if text is not None else None for text in (source, target, kind)]
-    checked(libc.mount(*texts, ctypes.c_ulong(flags), data.encode() or None), f"mount {target}")
 
 
 # ---- namespaces ----
@@ -125,7 +110,7 @@ def initialise(spec: Spec, outer_gone: Callable[[], bool], status: int) -> NoRet
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if outer_gone():
         os._exit(CANNOT_ENTER)
-    lacks = lay_mounts(spec)
+    lacks = mounts.lay_mounts(spec)
     with contextlib.suppress(OSError), socket.socket() as any_socket:  # loopback up, as programs expect it
         fcntl.ioctl(any_socket, 0x8914, struct.pack("16sH22x", b"lo", 0x41))
     libc.sethostname(b"cell", 4)
@@ -141,97 +126,6 @@ def initialise(spec: Spec, outer_gone: Callable[[], bool], status: int) -> NoRet
     code = reap_until(child)
     os.write(status, struct.pack("<i", code))
     os._exit(0)  # and the kernel ends whatever is left
-
-
-def lay_mounts(spec: Spec) -> list[str]:
-    """Every mount read-only but the private ones. Returns what could not be had, in words."""
-    lacks: list[str] = []
-    mount(None, "/", None, MS_REC | MS_PRIVATE)
-    writable = [os.path.realpath(path) for path in spec["writable"]]
-    readable = [os.path.realpath(path) for path in spec["readable"]] + [path for path in KEPT_RUN if is_there(path)]
-    wanted = sorted({path for path in readable + writable if inside(path, HIDDEN)} | set(writable), key=len)
-    devices = [path for name in DEVICES for path in sorted(glob.glob(f"/dev/{name}")) if is_device(path)]
-    held = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in wanted if is_there(path)}
-    mount("tmpfs", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777")
-    lay_devices(devices)
-    if os.path.isdir("/run") and not os.path.islink("/run"):
-        mount("tmpfs", "/run", "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=1m")
-    for path, descriptor in held.items():
-        make_mountpoint(path, stat.S_ISDIR(os.fstat(descriptor).st_mode))
-        mount(f"/proc/self/fd/{descriptor}", path, None, MS_BIND | MS_REC)
-        os.close(descriptor)
-    try:
-        if "proc" in spec.get("refuse", []):
-            raise CannotEnter("mount /proc: refused (simulated)")
-        mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
-    except CannotEnter as error:  # a container that masks parts of /proc may not mount it anew
-        lacks.append(f"a /proc of its own ({error})")
-    # Nobody inside makes namespaces of his own, where he would have capabilities again.
-    with contextlib.suppress(OSError):
-        write_file("/proc/sys/user/max_user_namespaces", "0")
-    hold_the_systems_proc()
-    make_read_only([*writable, "/tmp", "/dev/shm", "/proc"], at_once="mount_setattr" not in spec.get("refuse", []))
-    with contextlib.suppress(OSError):
-        os.chdir(spec["cwd"])  # by its path: the old working directory may be in a place that is now hidden
-        return lacks
-    os.chdir("/")
-    return lacks
-
-
-def hold_the_systems_proc() -> None:
-    """A mount of its own for every entry of /proc that is no process, so that it is read-only with all the others.
-
-    /proc itself stays writable: CUDA's cuInit ends with error 304 where it is not (H200, driver 580). A process that is
-    root outside could otherwise write /proc/sys/kernel/core_pattern without any capability: its uid is enough.
-    """
-    for name in os.listdir("/proc"):
-        path = f"/proc/{name}"
-        if not name.isdecimal() and not os.path.islink(path):
-            mount(path, path, None, MS_BIND)
-
-
-def lay_devices(devices: list[str]) -> None:
-    """A /dev that has the harmless devices and the GPU's, and no disk: a read-only mount does not protect a device."""
-    staging = os.path.join(HIDDEN[0], "dev")  # below the new /tmp, before anybody else is there
-    os.mkdir(staging)
-    mount("tmpfs", staging, "tmpfs", MS_NOSUID, "mode=755,size=1m")
-    for path in devices:
-        place = staging + path.removeprefix("/dev")
-        make_mountpoint(place, directory=False)
-        mount(path, place, None, MS_BIND)
-    for name, target in (("fd", "/proc/self/fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
-        os.symlink(target, f"{staging}/{name}")
-    os.mkdir(f"{staging}/shm")
-    mount("tmpfs", f"{staging}/shm", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777")
-    mount(staging, "/dev", None, MS_MOVE)
-    os.rmdir(staging)
-
-
-def make_read_only(writable: list[str], at_once: bool) -> None:
-    """One system call for all where the kernel has it (5.12), else mount by mount."""
-    if at_once and set_attributes("/", AT_RECURSIVE, ATTR_RDONLY, 0):
-        for path in writable:
-            if not set_attributes(path, 0, 0, ATTR_RDONLY):
-                raise CannotEnter(f"{path} cannot be made writable: {os.strerror(ctypes.get_errno())}")
-        return
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as table:
-        rows = [line.split() for line in table]
-    for row in rows:
-        path = row[4].encode("utf-8", "surrogateescape").decode("unicode_escape")
-        if path in writable:
-            continue
-        flags = sum(LOCKED_OPTIONS.get(option, 0) for option in row[5].split(","))
-        try:
-            mount(None, path, None, MS_REMOUNT | MS_BIND | MS_RDONLY | flags)
-        except CannotEnter:
-            with contextlib.suppress(OSError):  # one that is hidden below another cannot be reached, nor by anybody
-                if not os.statvfs(path).f_flag & os.ST_RDONLY:
-                    raise
-
-
-def set_attributes(path: str, flags: int, to_set: int, to_clear: int) -> bool:
-    attributes = struct.pack("QQQQ", to_set, to_clear, 0, 0)
-    return bool(libc.syscall(MOUNT_SETATTR, AT_FDCWD, path.encode(), flags, attributes, len(attributes)) == 0)
 
 
 def drop_everything() -> None:
@@ -280,7 +174,7 @@ def landlock(spec: Spec) -> list[str]:
     attributes = struct.pack("QQQ", handled, network, scopes)[: 8 if version < 4 else 16 if version < 6 else 24]
     ruleset = checked(libc.syscall(444, attributes, len(attributes), 0), "landlock ruleset")
     of_a_file = handled & (1 << 1 | 1 << 14 | 1 << 15)  # write, truncate, ioctl
-    devices = [path for name in DEVICES for path in glob.glob(f"/dev/{name}") if is_device(path)]
+    devices = [path for name in mounts.DEVICES for path in glob.glob(f"/dev/{name}") if mounts.is_device(path)]
     for path, access in [(path, handled) for path in spec["writable"]] + [(path, of_a_file) for path in devices]:
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
         rule = struct.pack("<Qi", access, place)
@@ -400,36 +294,6 @@ def die_with(parent: int, number: int) -> None:
     prctl(PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
         os._exit(CANNOT_ENTER)
-
-
-def write_file(path: str, text: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(descriptor, text.encode())
-    finally:
-        os.close(descriptor)
-
-
-def inside(path: str, folders: tuple[str, ...]) -> bool:
-    return any(path == folder or path.startswith(folder + "/") for folder in folders)
-
-
-def is_there(path: str) -> bool:
-    return os.path.lexists(path)
-
-
-def is_device(path: str) -> bool:
-    with contextlib.suppress(OSError):
-        return stat.S_ISCHR(os.stat(path).st_mode)
-    return False
-
-
-def make_mountpoint(path: str, directory: bool) -> None:
-    if os.path.lexists(path):
-        return
-    os.makedirs(path if directory else os.path.dirname(path), mode=0o755, exist_ok=True)
-    if not directory:
-        os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
 
 
 def main() -> NoReturn:

@@ -25,17 +25,18 @@ from kbsub.adapters.candidate import CandidateError, load_candidate
 from kbsub.adapters.task import Task
 from kbsub.eval.process.frames import Channel, printable
 from kbsub.eval.process.isolated import is_out_of_memory
+from kbsub.eval.remote.graphs import called, captured, in_turn
 from kbsub.eval.remote.memory import DeviceBlock, HostBlock, Mapped, SharedMemoryError, allocation_of, handle_of
 from kbsub.eval.remote.memory import map_host as _map_host
 from kbsub.eval.remote.values import Slot, lay, pack, unpack
 
 REQUEST_LIMIT = 64 << 20  # bytes: the source of a candidate is one of the words
 FOREVER_S = 1e6  # the other side counts the time
-WARM_UPS = 3
 SLEEP_CYCLES = 20_000_000  # about 10 ms at 1.9 GHz: longer than any launch overhead
 
 # Taken before a candidate can put something else in their place. It can still lie; it cannot by accident.
 _data_ptr, _detach = torch.Tensor.data_ptr, torch.Tensor.detach
+_synchronize = torch.cuda.synchronize
 _plain = torch._C.DisableTorchFunction
 
 
@@ -173,16 +174,24 @@ class Session:
     def capture(self, request: dict[str, Any], inputs: Any) -> dict[str, Any]:
         """Warm up and, on CUDA, capture a graph; `replay` then works on whatever lies in the same inputs."""
         model = self.instances[request["instance"]]
-        run = _in_turn([model if name is None else getattr(model, name) for name in request["methods"]])
+        run = in_turn([model if name is None else getattr(model, name) for name in request["methods"]])
         with torch.no_grad():
             self.captured[request["instance"]] = (
-                _captured(run, inputs) if self.device.type == "cuda" else _called(run, inputs)
+                captured(run, inputs) if self.device.type == "cuda" else called(run, inputs)
             )
         return {}
 
     def replay(self, request: dict[str, Any], _: Any) -> Any:
         with torch.no_grad():
             return self.captured[request["instance"]]()
+
+    def finish(self) -> None:
+        """Wait for whatever was asked: once it has a reply, the other side writes into the memory that is read here.
+
+        Without this, inputs that came next overwrote parameters that were still being copied (seen on an H200).
+        """
+        if self.device.type == "cuda":
+            _synchronize(self.device)
 
     # ---- memory ----
 
@@ -300,50 +309,6 @@ def _address(tensor: Any) -> int:
         return 0
 
 
-def _in_turn(methods: list[Callable[..., Any]]) -> Callable[..., Any]:
-    """The only method, or one that calls them all and returns one list of what they return."""
-    if len(methods) == 1:
-        return methods[0]
-
-    def run(*inputs: Any) -> list[Any]:
-        found: list[Any] = []
-        for method in methods:
-            value = method(*inputs)
-            found += value if isinstance(value, (tuple, list)) else [value]
-        return found
-
-    return run
-
-
-def _called(run: Callable[..., Any], inputs: Any) -> Callable[[], Any]:
-    for _ in range(WARM_UPS):
-        run(*inputs)
-    return lambda: run(*inputs)
-
-
-def _captured(run: Callable[..., Any], inputs: Any) -> Callable[[], Any]:
-    side: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(WARM_UPS):
-            run(*inputs)
-    torch.cuda.current_stream().wait_stream(side)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        outputs = run(*inputs)
-
-    def replay() -> Any:
-        for each in outputs if isinstance(outputs, (tuple, list)) else (outputs,):
-            if isinstance(each, torch.Tensor) and each.is_floating_point():
-                each.fill_(float("nan"))  # what the replay does not write shows
-        graph.replay()
-        torch.cuda.synchronize()
-        return outputs
-
-    return replay
-
-
 def _error(error: BaseException) -> dict[str, Any]:
     """An exception in words; `kind` is all that the other side decides by."""
     kind = "other"
@@ -381,8 +346,11 @@ def serve(session: Session, channel: Channel) -> None:
                 reply, rights = session.tell(found)
                 reply["error"] = None
             del arguments, found
+            session.finish()
         except BaseException as error:  # whatever a candidate raises is its answer
-            reply = {"error": _error(error)}
+            reply, rights = {"error": _error(error)}, []
+            with contextlib.suppress(RuntimeError):  # a context that is broken has nothing left at work
+                session.finish()
         for descriptor in descriptors:
             os.close(descriptor)
         channel.send(reply, FOREVER_S, rights)

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 
 from kbsub.adapters.candidate import CandidateError
-from kbsub.adapters.refusal import REFERENCE_REFUSES, modules_of, reference_asked
+from kbsub.adapters.refusal import REFERENCE_REFUSES, modules_of
 from kbsub.adapters.refusal import short_error as _short
 from kbsub.adapters.task import Task, task_from_payload
-from kbsub.eval.operators.compare.oracle import ErrorOf, OracleError, Truth, error_of
+from kbsub.eval.operators.compare.oracle import error_of
 from kbsub.eval.operators.compare.predicate import PredicateError, compare, same_bits
 from kbsub.eval.operators.operator import Operator
 from kbsub.eval.process.isolated import JudgeFailure, Status, is_out_of_memory
@@ -31,6 +31,7 @@ from kbsub.eval.suite.classes import Question, classify, oracle_facts, row_of
 from kbsub.eval.suite.confined import Instance, Lost
 from kbsub.eval.suite.inputs import NotApplicable, lay_out, special_place, values_of
 from kbsub.eval.suite.models import Entrant, Workshop, entrant, is_modelled, task_cases
+from kbsub.eval.suite.questions import Broken, ask, still_usable
 from kbsub.eval.suite.records import no_verdict, oracle_record, stress_record
 from kbsub.eval.tasks.cases import FAIL, NEARER, PASS, REFUSED, SKIPPED, Case, Row, select, suite
 
@@ -39,10 +40,6 @@ Progress = Callable[[dict[str, Any]], None]
 CPU_ELEMENTS = 1 << 20  # larger cases are left to a GPU
 HOSTED_ELEMENTS = 1 << 17  # the same where every thread of a kernel is executed on the CPU
 HOSTED_CALLS = 20  # instead of 1,000
-
-
-class Broken(Exception):
-    """The CUDA context is unusable: whatever runs after it in this process would fail for no fault of its own."""
 
 
 @dataclass
@@ -211,7 +208,7 @@ def run_cases(
             if not pending:
                 continue
             try:
-                question = _ask(shop, case, options)
+                question = ask(shop, case, options.max_elements)
             except Broken as error:
                 for who in pending:
                     emit(who, row_of(case, SKIPPED, f"{REFERENCE_REFUSES}: {error}"), index)
@@ -236,54 +233,6 @@ def _drop(models: dict[tuple[str, str], Any]) -> None:
             with contextlib.suppress(RemoteError):
                 each.remote.drop()
     models.clear()
-
-
-def _ask(shop: Workshop, case: Case, options: Options) -> Question | str:
-    """Inputs, the reference's output and the float64 answer of a case; a string says why it is skipped.
-
-    What the reference raises is such a string. Raises Broken when the CUDA context did not survive it.
-    """
-    try:
-        with reference_asked(NotApplicable):
-            elements = shop.elements(case)
-        if options.max_elements and elements > options.max_elements:
-            return f"{elements} elements: left to a GPU (or --full)"
-        with reference_asked(NotApplicable):
-            reference = shop.reference(case)
-            inputs = shop.inputs(case)
-            inputs[0] = values_of(inputs[0], case.layout) if isinstance(inputs[0], torch.Tensor) else inputs[0]
-            expected = checks.run(reference, inputs)
-        if not isinstance(expected, torch.Tensor) or not expected.is_floating_point():
-            return "the reference does not return one float tensor"
-        truth, error, no_truth = _truth(shop, reference, inputs, expected)
-        with reference_asked(NotApplicable):
-            clean = _clean(case, reference, inputs)
-    except NotApplicable as why:
-        if why.__cause__ is not None:
-            _still_usable(shop.device, why.__cause__)
-        return str(why)
-    return Question(case, reference, inputs, expected, truth, no_truth, error, clean)
-
-
-def _truth(
-    shop: Workshop, reference: torch.nn.Module, inputs: list[Any], expected: torch.Tensor
-) -> tuple[Truth | None, ErrorOf | None, str]:
-    """(the float64 answer, how far the reference's output is from it, ""), or (None, None, why there is none)."""
-    try:
-        truth = shop.operator.truth(reference, inputs)
-        return truth, error_of(truth, expected), ""
-    except OracleError as why:
-        return None, None, str(why)
-
-
-def _clean(case: Case, reference: torch.nn.Module, inputs: list[Any]) -> tuple[list[Any], torch.Tensor] | None:
-    if case.input.kind != "special":
-        return None
-    clean = [each.clone() if isinstance(each, torch.Tensor) else each for each in inputs]
-    for each in clean:
-        if isinstance(each, torch.Tensor) and each.is_floating_point():
-            each.masked_fill_(~each.isfinite(), 0.5)
-    return clean, checks.run(reference, clean)
 
 
 # ---- one entrant on one case ----
@@ -354,7 +303,7 @@ def _attempt(
         return row_of(case, FAIL, f"{what}: ValueError: {error}")
     except Exception as error:
         models.pop(key, None)
-        _still_usable(shop.device, error)
+        still_usable(shop.device, error)
         word = "out of memory" if is_out_of_memory(error) else "raised"
         return row_of(case, FAIL, f"{word}: {_short(error)}")
 
@@ -426,14 +375,3 @@ def _exactly_constant(operator: Operator, scene: checks.Scene) -> str | None:
     if bool((scene.output == known).all()):
         return None
     return f"a constant row must give exactly beta: {compare(known, scene.output, atol=0.0, rtol=0.0).describe()}"
-
-
-def _still_usable(device: torch.device, error: BaseException) -> None:
-    """Raise Broken when the CUDA context did not survive the candidate's exception."""
-    if device.type != "cuda":
-        return
-    try:
-        torch.cuda.synchronize(device)
-        torch.ones(1, device=device).item()
-    except RuntimeError as sticky:
-        raise Broken(f"{_short(error)}; the CUDA context is unusable after it") from sticky

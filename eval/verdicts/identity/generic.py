@@ -6,7 +6,7 @@ Called by judge.py, which owns the run. What the reference cannot answer costs t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -14,10 +14,8 @@ from kbsub.adapters.refusal import reference_asked
 from kbsub.adapters.task import SEED
 from kbsub.eval.operators.compare.bitwise import judge_pair
 from kbsub.eval.remote.values import ValueProblem
+from kbsub.eval.verdicts.identity.bench import Bench
 from kbsub.eval.verdicts.identity.subject import WrongForm
-
-if TYPE_CHECKING:
-    from kbsub.eval.verdicts.identity.judge import Bench
 
 SEEDS = (0, 1, 2)
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,13 +21,13 @@ from kbsub.adapters.refusal import modules_of, reference_asked
 from kbsub.adapters.task import Modules, Task, task_from_payload
 from kbsub.eval.operators.compare.bitwise import judge_pair, repeated_hashes
 from kbsub.eval.operators.compare.oracle import OracleError
-from kbsub.eval.operators.compare.predicate import OFFICIAL_TOLERANCE
 from kbsub.eval.operators.identity import FULL_SIZE, IdentitySuite, Outputs, Question, Setting
 from kbsub.eval.operators.register import operator_of
 from kbsub.eval.process.cell import Cell, candidate_folder
 from kbsub.eval.process.isolated import JudgeFailure, Status, is_out_of_memory
 from kbsub.eval.remote.model import CandidateRefused, RemoteError, Worker
 from kbsub.eval.tasks.toml_file import TaskFolderError
+from kbsub.eval.verdicts.identity.bench import Bench
 from kbsub.eval.verdicts.identity.declared import contradictions_of
 from kbsub.eval.verdicts.identity.generic import SEEDS, Refused, run_generic
 from kbsub.eval.verdicts.identity.registration import OF_ORDER
@@ -39,22 +38,6 @@ NAN_RULE = "any NaN equals any NaN; payload differences are counted apart"
 REPEATS = {"cuda": 200, "cpu": 5}
 HOSTED_LIMITS = "H200_LIMITS"  # the device that the host executor stands for
 SHARE_OF_TIME = 0.9  # of the judge's own limit, for the candidate: what is left tells of a hang and ends the cell
-
-
-@dataclass
-class Bench:
-    """What every case of one run shares: the task, the candidate's process and the words of the verdict."""
-
-    task: Task
-    modules: Modules
-    subject: Subject
-    suite: IdentitySuite | None  # None: the operator knows no cases
-    setting: Setting
-    cases: list[dict[str, Any]] = field(default_factory=list)
-
-    @property
-    def tolerance(self) -> float:
-        return OFFICIAL_TOLERANCE[self.task.dtype]
 
 
 def verdict(expected: Outputs, got: Outputs, tolerance: float) -> dict[str, Any]:

@@ -1,0 +1,81 @@
+"""The questions of the suite: a case's inputs, the reference's answer and the float64 one, computed once for everybody.
+
+Asks the reference alone; no candidate is known here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kbsub.adapters.refusal import reference_asked, short_error
+from kbsub.eval.operators.compare.oracle import ErrorOf, OracleError, Truth, error_of
+from kbsub.eval.suite import checks
+from kbsub.eval.suite.classes import Question
+from kbsub.eval.suite.inputs import NotApplicable, values_of
+from kbsub.eval.suite.models import Workshop
+from kbsub.eval.tasks.cases import Case
+
+
+class Broken(Exception):
+    """The CUDA context is unusable: whatever runs after it in this process would fail for no fault of its own."""
+
+
+def ask(shop: Workshop, case: Case, max_elements: int) -> Question | str:
+    """Inputs, the reference's output and the float64 answer of a case; a string says why it is skipped.
+
+    What the reference raises is such a string. Raises Broken when the CUDA context did not survive it.
+    """
+    try:
+        with reference_asked(NotApplicable):
+            elements = shop.elements(case)
+        if max_elements and elements > max_elements:
+            return f"{elements} elements: left to a GPU (or --full)"
+        with reference_asked(NotApplicable):
+            reference = shop.reference(case)
+            inputs = shop.inputs(case)
+            inputs[0] = values_of(inputs[0], case.layout) if isinstance(inputs[0], torch.Tensor) else inputs[0]
+            expected = checks.run(reference, inputs)
+        if not isinstance(expected, torch.Tensor) or not expected.is_floating_point():
+            return "the reference does not return one float tensor"
+        truth, error, no_truth = _truth(shop, reference, inputs, expected)
+        with reference_asked(NotApplicable):
+            clean = _clean(case, reference, inputs)
+    except NotApplicable as why:
+        if why.__cause__ is not None:
+            still_usable(shop.device, why.__cause__)
+        return str(why)
+    return Question(case, reference, inputs, expected, truth, no_truth, error, clean)
+
+
+def _truth(
+    shop: Workshop, reference: torch.nn.Module, inputs: list[Any], expected: torch.Tensor
+) -> tuple[Truth | None, ErrorOf | None, str]:
+    """(the float64 answer, how far the reference's output is from it, ""), or (None, None, why there is none)."""
+    try:
+        truth = shop.operator.truth(reference, inputs)
+        return truth, error_of(truth, expected), ""
+    except OracleError as why:
+        return None, None, str(why)
+
+
+def _clean(case: Case, reference: torch.nn.Module, inputs: list[Any]) -> tuple[list[Any], torch.Tensor] | None:
+    if case.input.kind != "special":
+        return None
+    clean = [each.clone() if isinstance(each, torch.Tensor) else each for each in inputs]
+    for each in clean:
+        if isinstance(each, torch.Tensor) and each.is_floating_point():
+            each.masked_fill_(~each.isfinite(), 0.5)
+    return clean, checks.run(reference, clean)
+
+
+def still_usable(device: torch.device, error: BaseException) -> None:
+    """Raise Broken when the CUDA context did not survive the candidate's exception."""
+    if device.type != "cuda":
+        return
+    try:
+        torch.cuda.synchronize(device)
+        torch.ones(1, device=device).item()
+    except RuntimeError as sticky:
+        raise Broken(f"{short_error(error)}; the CUDA context is unusable after it") from sticky
