@@ -1,5 +1,4 @@
-"""What the guards ask of an operator: wrong answers that a task's own inputs may hide, inputs that show them, and a
-size of the task that a CPU evaluates in no time.
+"""What the guards ask of an operator: wrong answers that a task's own inputs may hide, inputs that show them, sizes.
 
 Nothing here, and nothing that implements it, knows a candidate or a guard: a fault is asked for by its name.
 """

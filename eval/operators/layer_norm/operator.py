@@ -1,5 +1,4 @@
-"""What is known of LayerNorm: its float64 formula, the order of PyTorch's CUDA kernel, what a constant row gives, its
-faults.
+"""What is known of LayerNorm: its float64 formula, the order of PyTorch's CUDA kernel, constant rows, its faults.
 
 A reference that is one LayerNorm and nothing else; a task that declares this operator for another Model is refused.
 """

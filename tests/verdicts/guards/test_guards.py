@@ -21,8 +21,10 @@ else:
 
 from kbsub.eval.process.isolated import Status, run_isolated
 from kbsub.eval.tasks.declarations import read_declarations
+from kbsub.eval.verdicts.guards.rig import NOTHING_KNOWN
 from kbsub.eval.verdicts.guards.run import REGISTER
 from support.forked import run_forked
+from support.small_reference import REFERENCE
 
 TARGET = "kbsub.eval.verdicts.guards:judge"
 TASK = f"local:{TESTS / 'support' / 'small_layer_norm_task' / 'reference.py'}"
@@ -235,6 +237,37 @@ def test_an_honest_candidate_of_another_task_is_clean(name: str, tmp_path: Path)
     verdict = judged(candidate, (), str(tmp_path), f"local:{task}")
     assert verdict["clean"], verdict["findings"]
     assert "eps_dropped" in {entry["guard"] for entry in verdict["not_checked"]}
+
+
+ASKED_OF_THE_OPERATOR = (
+    "hard_coded_statistics",
+    "eps_dropped",
+    "unbiased_variance",
+    "cancelling_variance",
+    "half_inside",
+)
+
+
+@pytest.mark.parametrize("declared", ["", 'operator = "layer_norm"\n'])
+def test_faults_are_those_of_the_declared_operator(declared: str, tmp_path: Path) -> None:
+    """The same Model, with and without a declaration: without one nothing is guessed from it."""
+    (tmp_path / "reference.py").write_text(REFERENCE)
+    (tmp_path / "task.toml").write_text(declared + 'reference = "reference.py"\n')
+    source = source_of("eps_dropped").replace("len(self.ln.normalized_shape)", "1")
+    verdict = judged(source, (), str(tmp_path), f"local:{tmp_path / 'reference.py'}")
+    not_asked = {entry["guard"]: entry["reason"] for entry in verdict["not_checked"]}
+    if declared:
+        assert guards_of(verdict) == {"eps_dropped"} and not set(ASKED_OF_THE_OPERATOR) & set(not_asked)
+    else:
+        assert verdict["clean"], verdict["findings"]
+        assert {not_asked.get(name) for name in ASKED_OF_THE_OPERATOR} == {NOTHING_KNOWN}
+
+
+def test_a_model_that_is_not_its_declared_operator_is_not_judged(tmp_path: Path) -> None:
+    (tmp_path / "reference.py").write_text(REFERENCE.replace("LayerNorm(n)", "Linear(n, n)"))
+    (tmp_path / "task.toml").write_text('operator = "layer_norm"\nreference = "reference.py"\n')
+    with pytest.raises(RuntimeError, match='declares operator = "layer_norm", but its Model is not one LayerNorm'):
+        judged(NATIVE, (), str(tmp_path), f"local:{tmp_path / 'reference.py'}")
 
 
 def test_a_candidate_that_refuses_the_input_is_not_run(nowhere: str) -> None:
