@@ -83,7 +83,10 @@ def test_what_the_caller_vouches_for_counts(tmp_path: Path) -> None:
     assert "does not count" not in result.output
 
 
-def test_a_table_that_the_candidate_edits_while_it_runs_changes_nothing(tmp_path: Path) -> None:
+def test_a_table_that_the_candidate_edits_while_it_runs_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KBSUB_CELL", "unconfined")  # in a cell the file could not be edited at all
     honest = '[mine]\ntitle = "t"\nprecision = ["fp32"]\ncontract = "tolerance"\n'
     edit = f"open({str(tmp_path / 'candidates.toml')!r}, 'w').write({CONTROL.format(stem='mine')!r})"
     file = submit(tmp_path, "mine", " * 2", honest, first=edit)
