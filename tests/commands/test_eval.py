@@ -209,7 +209,10 @@ ATTACKS = {
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_a_candidate_that_touches_the_result_file_costs_no_other_row(folder: Path, tmp_path: Path, attack: str) -> None:
+def test_a_candidate_that_touches_the_result_file_costs_no_other_row(
+    folder: Path, tmp_path: Path, attack: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KBSUB_CELL", "unconfined")  # in a cell it cannot touch it
     out, hostile = tmp_path / "out.json", tmp_path / "hostile.py"
     said = f"import json\nOUT = {str(out)!r}\nTEXT = open(OUT).read()\n{ATTACKS[attack]}\n"
     hostile.write_text(FORWARD.format(body="return x * 2") + said)
@@ -220,7 +223,10 @@ def test_a_candidate_that_touches_the_result_file_costs_no_other_row(folder: Pat
     assert {name: row["status"] for name, row in rows.items()} == {"good_first": "OK", "hostile": "OK"}
 
 
-def test_a_candidate_that_makes_rubbish_of_a_new_result_file_costs_no_row(folder: Path, tmp_path: Path) -> None:
+def test_a_candidate_that_makes_rubbish_of_a_new_result_file_costs_no_row(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KBSUB_CELL", "unconfined")
     out, hostile = tmp_path / "out.json", tmp_path / "hostile.py"
     hostile.write_text(FORWARD.format(body="return x * 2") + f"open({str(out)!r}, 'w').write('{{')\n")
     files = (str(hostile), str(folder / "good_first.py"))

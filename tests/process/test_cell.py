@@ -420,6 +420,7 @@ def test_a_stage_that_dies_in_a_cell_has_the_status_it_has_without(tmp_path, nam
     assert (outcome.status, STAGE_ENDS[name][1] in outcome.message) == (STAGE_ENDS[name][0], True), outcome
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", cells.LEVELS)
 def test_a_stage_that_hangs_in_a_cell_is_ended_and_its_log_says_where(tmp_path, level):
     outcome = stage("hang_deaf", Cell(tmp_path / "cell", level=needs(level)), timeout_s=8)

@@ -312,6 +312,7 @@ def test_the_judges_memory_is_nowhere_in_the_workers(folder):
     assert truth.sum() == 64 * mark
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["namespaces", "landlock"])
 @pytest.mark.parametrize("dies", [False, True], ids=["judge is ended at its timeout", "judge dies"])
 def test_worker_and_its_children_end_with_the_judge(tmp_path, level, dies):

@@ -293,6 +293,8 @@ import torch
 from kbsub.adapters.candidate import load_candidate
 from kbsub.adapters.task import task_from_payload
 
+pytestmark = pytest.mark.slow  # each copies the tree and runs kbsub on it
+
 
 def judge(payload, progress):
     task = task_from_payload(payload)

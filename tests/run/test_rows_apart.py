@@ -19,6 +19,7 @@ import junitparser
 import pytest
 from filelock import FileLock
 
+from kbsub.eval.process.cell import probe
 from support.paths import TESTS
 
 TASK = str(TESTS / "support" / "small_layer_norm.py")
@@ -50,11 +51,12 @@ HONEST_NAMES = {
 # Stem in tests/harms: status of its row, and words of the reason.
 HARMS = {
     "surrogate_in_message": ("RUNTIME_ERROR", r"caf\udce9.so"),
-    "frame_that_the_parent_trips_on": ("CRASHED", "a frame that is none"),
+    # In a cell there is no token to be found; what such a frame does is tests/process/test_frames.py.
+    "frame_that_the_parent_trips_on": ("COMPILE_ERROR", "KBSUB_RUN"),
     "noncharacter_in_message": ("RUNTIME_ERROR", r"byte order mark: \ufffe"),
     "ansi_in_message": ("RUNTIME_ERROR", r"\x1b[1A"),
     "big_stdout": ("OK", "not an official verdict"),
-    "writes_on_parents_stdout": ("INCORRECT_NUMERICAL", "Output mismatch"),
+    "writes_on_parents_stdout": ("COMPILE_ERROR", "raised while the file was executed"),
     "exit0_with_fake_verdict": ("CRASHED", "exit code 0"),
     "deep_recursion": ("CRASHED", "SIGSEGV"),
 }
@@ -63,6 +65,7 @@ MORE_HARMS = {
     "t3_surrogate": ("RUNTIME_ERROR", r"bad tile \udcff"),
     "u2_nonascii_error": ("RUNTIME_ERROR", "W\u00f6rter"),
 }
+pytestmark = pytest.mark.skipif(probe().level == "unconfined", reason="cell: nothing confines a candidate here")
 FORGED = "writes_on_parents_stdout: official: pass: compiled True, correct True, trials (5 / 5)"
 
 
@@ -197,10 +200,8 @@ def test_the_junit_file_holds_every_candidate(gated: Any, tmp_path: Path) -> Non
     assert r"\ufffe" in suites["noncharacter_in_message"].__iter__().__next__().result[0].message
 
 
-def test_a_line_of_a_candidates_own_making_is_known_to_be_possible(evaluated: Any) -> None:
-    """There is no process boundary: a candidate that writes on our stdout is read there. Files and exit code are not
-    touched by it (above); this is written down so that whoever closes the hole finds it."""
-    assert evaluated.out.count(FORGED) == 1
+def test_no_line_on_our_stdout_is_of_a_candidates_own_making(evaluated: Any) -> None:
+    assert evaluated.out.count(FORGED) == 0
 
 
 # ---- names and sizes: refused before anything runs ----

@@ -13,6 +13,7 @@ from kbsub.adapters.refusal import REFERENCE_REFUSES
 from kbsub.eval.process.isolated import JudgeFailure, Outcome, Status
 from kbsub.eval.run.shared import as_outcome
 from kbsub.eval.suite import judge as stress
+from kbsub.eval.suite import questions
 from kbsub.eval.suite.batch import Finished, run_batch
 from kbsub.eval.suite.records import no_verdict
 from kbsub.eval.tasks.cases import FAIL, OFFICIAL_CASE, PASS, REFUSED, SKIPPED, suite
@@ -259,9 +260,9 @@ def test_a_reference_that_breaks_the_device_costs_nobody_a_failed_row(
     """After a sticky CUDA error of the reference's the process is over; the case is said to be refused, not failed."""
 
     def broken(device: Any, error: BaseException) -> None:
-        raise stress.Broken(f"{error}; the CUDA context is unusable after it")
+        raise questions.Broken(f"{error}; the CUDA context is unusable after it")
 
-    monkeypatch.setattr(stress, "_still_usable", broken)
+    monkeypatch.setattr(questions, "still_usable", broken)
     sent: list[dict[str, Any]] = []
     with pytest.raises(JudgeFailure, match="unusable") as caught:
         only = ["normal/random/eps0"]
