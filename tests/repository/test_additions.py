@@ -17,6 +17,8 @@ import pytest
 
 from support.paths import ROOT, TESTS
 
+pytestmark = pytest.mark.slow  # each copies the tree and runs kbsub on it
+
 WITHOUT = shutil.ignore_patterns("__pycache__")
 SMALL = TESTS / "support" / "small_layer_norm.py"  # a task that a CPU evaluates in no time
 
@@ -292,8 +294,6 @@ import torch
 
 from kbsub.adapters.candidate import load_candidate
 from kbsub.adapters.task import task_from_payload
-
-pytestmark = pytest.mark.slow  # each copies the tree and runs kbsub on it
 
 
 def judge(payload, progress):

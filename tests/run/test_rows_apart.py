@@ -65,7 +65,10 @@ MORE_HARMS = {
     "t3_surrogate": ("RUNTIME_ERROR", r"bad tile \udcff"),
     "u2_nonascii_error": ("RUNTIME_ERROR", "W\u00f6rter"),
 }
-pytestmark = pytest.mark.skipif(probe().level == "unconfined", reason="cell: nothing confines a candidate here")
+pytestmark = [
+    pytest.mark.skipif(probe().level == "unconfined", reason="cell: nothing confines a candidate here"),
+    pytest.mark.slow,  # 36 children
+]
 FORGED = "writes_on_parents_stdout: official: pass: compiled True, correct True, trials (5 / 5)"
 
 

@@ -7,6 +7,8 @@ import pytest
 from kbsub.eval.suite.judge import judge_many
 from support.paths import TESTS
 
+pytestmark = pytest.mark.slow  # a worker for each cheat
+
 FOLDER = TESTS / "support" / "remote_candidates"
 COMMON = {"task": "level1_40", "precision": "fp32", "kernelbench": None, "device": "cpu"}
 CHEATS = (

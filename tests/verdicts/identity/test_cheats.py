@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 from kbsub.eval.cli import app
 from support.paths import TESTS
 
+pytestmark = pytest.mark.slow  # a worker for each cheat
+
 TASK = TESTS / "support" / "small_layer_norm_task" / "reference.py"
 TWINS = TESTS / "support" / "remote_candidates"
 HONEST = """
