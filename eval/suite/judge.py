@@ -2,7 +2,7 @@
 
 A case is judged against native (the task's Model, torch.allclose at the precision's tolerance, equal_nan=True) *and*
 against the float64 oracle; both are reported. Reference and oracle values are computed once a case and shared by all
-entrants of a run. Nothing here touches the official verdict. `stress_batch.py` runs this in a child process.
+entrants of a run. Nothing here touches the official verdict. `batch.py` runs this in a child process.
 """
 
 from __future__ import annotations
