@@ -13,6 +13,13 @@ import typer
 EXIT_USAGE, EXIT_NO_GPU = 2, 3
 
 Task = Annotated[str, typer.Option(help="level<L>_<id>, or the path of a reference program.")]
+Size = Annotated[
+    str,
+    typer.Option(
+        help="official, check or small: the size of the task for every verdict but the official one on a GPU; "
+        "default: for each the largest that fits memory and time here."
+    ),
+]
 Checkout = Annotated[Path | None, typer.Option(help="The checkout; default: as kbsub fetch left it.")]
 Declarations = Annotated[
     Path | None,
@@ -26,6 +33,14 @@ def stop(verb: str, code: int, message: str) -> NoReturn:
 
     typer.echo(printable(f"kbsub {verb}: {message}"), err=True)
     raise typer.Exit(code)
+
+
+def check_size(verb: str, size: str) -> None:
+    """End the command where --size names no size."""
+    from kbsub.eval.tasks.sizes import SIZES
+
+    if size and size not in SIZES:
+        stop(verb, EXIT_USAGE, f"--size {size}: there are {', '.join(SIZES)}")
 
 
 def gpu_of(verb: str, device: str) -> str | None:

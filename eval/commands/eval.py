@@ -29,7 +29,7 @@ def command(
     timeout: Annotated[float, typer.Option(help="Seconds for one stage of one candidate.", min=1.0)] = 300.0,
     out: Annotated[Path | None, typer.Option(help="Result file; rows of an existing one are kept.")] = None,
     device: Annotated[str, typer.Option(help="cuda, cuda:<index>, or cpu through the host executor.")] = "",
-    full: Annotated[bool, typer.Option("--full", help="With --device cpu: the official shape.")] = False,
+    size: common.Size = "",
     kernelbench: common.Checkout = None,
     gpus: Annotated[int, typer.Option(help="For a run folder: GPUs of this machine, a row at a time each.", min=1)] = 1,
     scheduler: Annotated[str, typer.Option(help="For a run folder: a dask scheduler that is already running.")] = "",
@@ -56,6 +56,7 @@ def command(
     stages = tuple(name.strip() for name in only.split(",") if name.strip()) or DEFAULT_KINDS
     if unknown := [name for name in stages if name not in KINDS]:
         _stop(2, f"--only {','.join(unknown)}: no such stage; there are {', '.join(KINDS)}")
+    common.check_size("eval", size)
     gpu = common.gpu_of("eval", device)
     if device.startswith("cuda") and gpu is None:
         _stop(common.EXIT_NO_GPU, no_such_gpu(device))
@@ -63,7 +64,7 @@ def command(
     if missing:
         console.print(printable(missing), style="yellow")
     if candidates and len(candidates) == 1 and Path(candidates[0]).is_dir():
-        not_for_a_folder = (("--only", only), ("--out", out), ("--full", full))
+        not_for_a_folder = (("--only", only), ("--out", out), ("--size", size))
         if not_meant := [name for name, given in (*not_for_a_folder, ("--declarations", declarations)) if given]:
             _stop(2, f"{', '.join(not_meant)}: a run folder gets the official stage alone, its rows stay in the folder")
         where = (device or "cuda") if gpu or scheduler else "cpu"
@@ -81,7 +82,7 @@ def command(
             kernelbench=checkout,
             timeout_s=timeout,
             host_executor=device == "cpu",
-            full=full,
+            size=size,
             gpu=gpu,
             declared=declared,
         )

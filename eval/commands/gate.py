@@ -18,6 +18,7 @@ def command(
     precision: Annotated[str, typer.Option(help="fp32, fp16 or bf16.")] = "fp32",
     device: Annotated[str, typer.Option(help="cuda, cuda:<index>, or cpu through the host executor.")] = "",
     timeout: Annotated[float, typer.Option(help="Seconds for one stage of one candidate.", min=1.0)] = 300.0,
+    size: common.Size = "",
     junit: Annotated[Path | None, typer.Option(help="Write JUnit XML here.")] = None,
     json_: Annotated[Path | None, typer.Option("--json", help="Write the answers as JSON here.")] = None,
     out: Annotated[Path | None, typer.Option(help="Keep the result file of the run here.")] = None,
@@ -40,7 +41,8 @@ def command(
         _stop(gate.EXIT_USAGE, f"--require {require}: no such check as {unknown[0]}; there are {', '.join(KINDS)}")
     if not required:
         _stop(gate.EXIT_USAGE, f"--require is empty; write some of {', '.join(KINDS)}")
-    plan = _plan(candidates, required, task, precision, device, timeout, kernelbench, declarations)
+    common.check_size("gate", size)
+    plan = _plan(candidates, required, task, precision, device, timeout, size, kernelbench, declarations)
     for note in plan.declared.notes():
         typer.echo(f"kbsub gate: {note}", err=True)
     with tempfile.TemporaryDirectory() as nowhere:
@@ -64,6 +66,7 @@ def _plan(
     precision: str,
     device: str,
     timeout: float,
+    size: str,
     kernelbench: Path | None,
     declarations: Path | None,
 ) -> Any:
@@ -89,6 +92,7 @@ def _plan(
             kernelbench=checkout,
             timeout_s=timeout,
             host_executor=device == "cpu",
+            size=size,
             gpu=gpu,
             declared=read_declared(files, declarations),
         )

@@ -82,6 +82,15 @@ class Official(Record):
         return self.reference_ms / self.ms if self.reference_ms and self.ms else None
 
 
+class StageSize(Record):
+    """The size of the task that a judge was given. name: official, check, small, or "operator": shapes of the task's
+    operator. values: new ones for integers of the reference program. why: "" where it is the task as it is written."""
+
+    name: str
+    values: dict[str, int] = Field(default_factory=dict)
+    why: str = ""
+
+
 class StageEnd(Record):
     """How a judge's process ended for one row. `log`: the child's own words, where a person will want them."""
 
@@ -90,6 +99,7 @@ class StageEnd(Record):
     seconds: float = 0.0
     log: str | None = None
     confined: dict[str, Any] | None = None  # {"level", "lacks"} of the cell; None where no candidate ran in the process
+    size: StageSize | None = None  # absent where it did not run, and in older files
 
 
 VERDICT_RECORDS: dict[str, type[Record]] = {}  # key of a row -> its record; the register of verdicts fills it

@@ -177,15 +177,17 @@ def judge(job: Job, isolate: Callable[..., Outcome] = run_isolated) -> dict[str,
 
 def _too_large(job: Job, kernelbench: str | None) -> str | None:
     """Why this machine cannot hold the job's task; None where it can, or where the judge is to say what is wrong."""
-    from kbsub.adapters.task import TaskError, resolve_task
-    from kbsub.eval.run.task_size import too_large
+    from kbsub.adapters.task import OFFICIAL_SIZE, TaskError, resolve_task
+    from kbsub.eval.run.sizes import sizes_for
 
     checkout = Path(kernelbench) if kernelbench else None
     try:
         task = resolve_task(job.task, kernelbench=checkout, precision=job.settings.precision)
     except TaskError:
         return None
-    return too_large(task, job.task, kernelbench, job.settings.device).get("official")
+    return (
+        sizes_for(task, job.task, kernelbench, job.settings.device, OFFICIAL_SIZE).of(KINDS[OFFICIAL]).refused or None
+    )
 
 
 def _payload(job: Job) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import Any
 from kbsub.adapters import environment
 from kbsub.adapters.candidate import cuda_source_of
 from kbsub.adapters.source import SourceError, read_limited
-from kbsub.adapters.task import Task
+from kbsub.adapters.task import OFFICIAL_SIZE, Task
 from kbsub.eval.process.cell import Cell, candidate_folder
 from kbsub.eval.process.isolated import MEMORY_LIMIT_VARIABLE, Outcome, Status, run_isolated
 from kbsub.eval.process.printable import shown_name
@@ -37,8 +37,8 @@ from kbsub.eval.results.record import Environment
 from kbsub.eval.results.timing import Floors, Timing
 from kbsub.eval.run.machine_facts import display_path, memory_limit_bytes
 from kbsub.eval.run.shared import SHARES, SharedStages
+from kbsub.eval.run.sizes import Choice, Sizes, sizes_for
 from kbsub.eval.run.stage_values import is_environment, stage_problem
-from kbsub.eval.run.task_size import too_large
 from kbsub.eval.tasks.declarations import Declared, read_declared
 from kbsub.eval.verdicts.kind import VerdictKind
 from kbsub.eval.verdicts.register import ENDS_THE_ROW, HONEST, KINDS, OFFICIAL
@@ -50,7 +50,8 @@ ENVIRONMENT_TARGET = "kbsub.adapters.environment:judge"
 class Plan:
     """What one invocation does. `kernelbench` is a verified checkout or None; `device` "cuda", "cuda:1" or "cpu".
 
-    `host_executor` lets the stages run CUDA candidates on the CPU; `full` asks for the official shape there.
+    `host_executor` lets the stages run CUDA candidates on the CPU. `size`: the size that every stage is to judge at
+    (but the official one on a GPU); "": the largest that fits, stage by stage.
     `declared`: what counts of the candidates' declarations; by default that of this repository's own files. It is read
     when the plan is made, so that nothing which runs later can change it.
     """
@@ -64,10 +65,10 @@ class Plan:
     kernelbench: Path | None
     timeout_s: float
     host_executor: bool = False
-    full: bool = False
+    size: str = ""
     gpu: str | None = None
     declared: Declared | None = None
-    too_large: Mapping[str, str] = field(default_factory=dict)  # stage -> why this machine cannot hold it
+    sizes: Sizes | None = None  # found out when the run begins
 
     def __post_init__(self) -> None:
         if self.declared is None:
@@ -77,6 +78,13 @@ class Plan:
         """({contract, ...}, None); ({}, None) for a file of one's own; ({}, what is wrong with candidates.toml)."""
         assert self.declared is not None  # __post_init__ saw to that
         return self.declared.of(file), self.declared.wrong.get(file)
+
+    def choice(self, stage: VerdictKind, source: str) -> Choice:
+        """The size at which a stage judges the candidate of this text."""
+        if self.sizes is None:
+            return Choice(OFFICIAL_SIZE)
+        hosted = self.device == "cpu" and self.host_executor and cuda_source_of(source) == "CUDA_SOURCE"
+        return self.sizes.of(stage, hosted=hosted)
 
     def shares_a_child(self, file: Path) -> bool:
         """Whether the file may be run in one process with others: only this repository's own declared ones."""
@@ -100,6 +108,7 @@ class Row:
     source: str = ""
     unreadable: str | None = None
     confined: dict[str, dict[str, Any]] = field(default_factory=dict)  # stage -> {"level", "lacks"} of its cell
+    sizes: dict[str, dict[str, Any]] = field(default_factory=dict)  # stage -> the size that it judged at
 
     @property
     def status(self) -> Status:
@@ -127,7 +136,7 @@ def run(plan: Plan, out: Path, report: Report, finished: Callable[[Row], None]) 
     there = read_result(out) if out.exists() else None  # before any candidate can touch it
     own: set[str] = set()
     checkout = str(plan.kernelbench) if plan.kernelbench else None
-    plan = replace(plan, too_large=too_large(plan.task, plan.task_text, checkout, plan.device))
+    plan = replace(plan, sizes=sizes_for(plan.task, plan.task_text, checkout, plan.device, plan.size))
     commit = environment.project_commit()
     shared = SharedStages(
         functools.partial(_declared_payloads, plan), plan.stages, plan.timeout_s, _child_variables(plan)
@@ -192,7 +201,9 @@ def run_stage(
     if row.unreadable or reason:
         status = Status.COMPILE_ERROR if row.unreadable else Status.NOT_RUN
         return Outcome(status, None, row.unreadable or reason or "", "", 0.0)
-    payload = _payload(plan, row.file, row.source, declaration)
+    choice = plan.choice(stage, row.source)
+    row.sizes[stage.name] = choice.record()
+    payload = _payload(plan, row.file, row.source, declaration, choice)
     if shared is not None and stage.shared:
         return shared.outcome(stage.name, payload, on_progress)
     variables = _child_variables(plan)
@@ -215,7 +226,7 @@ def _cell(plan: Plan, row: Row) -> Cell | None:
     return Cell(candidate_folder(row.fields["sha256"]), readable=(package, *on_path, *checkout, *local))
 
 
-def _payload(plan: Plan, file: Path, source: str, declaration: Mapping[str, Any]) -> dict[str, Any]:
+def _payload(plan: Plan, file: Path, source: str, declaration: Mapping[str, Any], choice: Choice) -> dict[str, Any]:
     return {
         "candidate": shown_name(display_path(file)),
         "candidate_source": source,
@@ -228,7 +239,8 @@ def _payload(plan: Plan, file: Path, source: str, declaration: Mapping[str, Any]
         SHARES: plan.shares_a_child(file),
         "timeout_s": plan.timeout_s,
         "host_executor": plan.host_executor,
-        "full": plan.full,
+        "size": {"name": choice.name, "values": dict(choice.values)},
+        "full": plan.size == OFFICIAL_SIZE,
     }
 
 
@@ -252,7 +264,7 @@ def _declared_payloads(plan: Plan) -> list[dict[str, Any]]:
         declaration, _ = plan.declaration_for(file)
         if plan.shares_a_child(file) and not problem:
             if _reason_not_to_run(plan, Row(file, "", {}), shared, source, declaration) is None:
-                payloads.append(_payload(plan, file, source, declaration))
+                payloads.append(_payload(plan, file, source, declaration, plan.choice(shared, source)))
     return payloads
 
 
@@ -287,9 +299,8 @@ def _reason_not_to_run(
     if plan.device == "cpu" and needs and not plan.host_executor:
         way_out = "; --device cpu runs its kernels on the host" if needs == "CUDA_SOURCE" else ""
         return f"needs an NVIDIA GPU ({needs}){way_out}"
-    small = plan.device == "cpu" and needs == "CUDA_SOURCE" and not plan.full  # then official is a small size, too
-    if stage.name in plan.too_large and not small:
-        return plan.too_large[stage.name]
+    if refused := plan.choice(stage, source).refused:
+        return refused
     if importlib.util.find_spec(stage.judge.partition(":")[0]) is None:
         return f"this version of kbsub has no {stage.name} stage"
     return None
@@ -321,6 +332,7 @@ def _record(row: Row, stage: VerdictKind, outcome: Outcome) -> None:
         "message": outcome.message,
         "seconds": round(outcome.seconds, 3),
         **({"confined": row.confined[stage.name]} if stage.name in row.confined else {}),
+        **({"size": row.sizes[stage.name]} if stage.name in row.sizes else {}),
         # The child's own words, where a person will want them.
         **({"log": outcome.log[-4000:]} if outcome.status not in HONEST else {}),
     }

@@ -50,7 +50,8 @@ class SharedStages:
         if stem not in self.found or self.sources[stem] != payload["candidate_source"]:
             batch = [payload]
             if payload.get(SHARES) and stem not in self.found:
-                batch += [each for each in self.neighbours() if each["stem"] != stem]
+                others = [each for each in self.neighbours() if each["stem"] not in (stem, *self.found)]
+                batch += [each for each in others if each.get("size") == payload.get("size")]
             common = {key: value for key, value in payload.items() if key not in _OWN}
             common["oracle_only"] = "stress" not in self.stages
             self.found |= run_batch(

@@ -20,7 +20,7 @@ import torch
 from kbsub.adapters.candidate import CandidateError
 from kbsub.adapters.refusal import REFERENCE_REFUSES, modules_of
 from kbsub.adapters.refusal import short_error as _short
-from kbsub.adapters.task import Task, task_from_payload
+from kbsub.adapters.task import OFFICIAL_SIZE, Task, task_from_payload
 from kbsub.eval.operators.compare.oracle import error_of
 from kbsub.eval.operators.compare.predicate import PredicateError, compare, same_bits
 from kbsub.eval.operators.operator import Operator
@@ -37,7 +37,7 @@ from kbsub.eval.tasks.cases import FAIL, NEARER, PASS, REFUSED, SKIPPED, Case, R
 
 Progress = Callable[[dict[str, Any]], None]
 
-CPU_ELEMENTS = 1 << 20  # larger cases are left to a GPU
+CPU_ELEMENTS = 1 << 20  # cases of a larger shape of their own are left to a GPU
 HOSTED_ELEMENTS = 1 << 17  # the same where every thread of a kernel is executed on the CPU
 HOSTED_CALLS = 20  # instead of 1,000
 
@@ -76,8 +76,8 @@ def judge_many(payload: Mapping[str, Any], progress: Progress) -> dict[str, Any]
     """Judge several entrants case by case: {"stress": {stem: record}, "oracle": {stem: {case: record}}, "failed": ...}.
 
     payload: task, precision, kernelbench, device as in the stage contract; candidates: a list of entrant payloads;
-    and optional: only (patterns of case names), oracle_only (just the cases of the error table), small (default: on
-    the CPU), full (no limit on elements on the CPU), done ({stem: [case names]} that need no second run).
+    and optional: size (of the task), only (patterns of case names), oracle_only (just the cases of the error table),
+    full (no limit on elements on the CPU), done ({stem: [case names]} that need no second run).
     host_executor: run the kernels of CUDA candidates on the CPU (eval/host_executor), on fewer and smaller cases.
     "failed" holds {stem: message} of the files that give no ModelNew. A candidate that leaves the CUDA context unusable
     ends the run as CRASHED; its row and all before it have been sent by then.
@@ -88,8 +88,7 @@ def judge_many(payload: Mapping[str, Any], progress: Progress) -> dict[str, Any]
         raise JudgeFailure(Status.NOT_RUN, "no CUDA device here; use --device cpu for small shapes")
     task = task_from_payload(payload)
     full = bool(payload.get("full"))
-    small = bool(payload.get("small", device.type == "cpu" and not full))
-    cases = suite(task_cases(task), small=small)
+    cases = suite(task_cases(task))
     if payload.get("oracle_only"):
         cases = [case for case in cases if case.oracle]
     cases = select(cases, payload.get("only") or ())
@@ -128,10 +127,10 @@ def judge_many(payload: Mapping[str, Any], progress: Progress) -> dict[str, Any]
     facts = {
         "device": device.type,
         "precision": task.precision,
-        "shapes": "small" if small else "full",
+        "shapes": "full" if task.size == OFFICIAL_SIZE else task.size,
         "seconds": round(time.monotonic() - started, 3),
         "shared_by": len(entrants),
-        "complete": not payload.get("only") and not payload.get("oracle_only"),
+        "complete": task.size == OFFICIAL_SIZE and not payload.get("only") and not payload.get("oracle_only"),
         **(
             {"host_executor": True, "native": "eval/operators/layer_norm/order.py, the model of CUDA's order"}
             if hosted
@@ -170,13 +169,11 @@ def _load(
     return entrants, failed
 
 
-def error_table(
-    task: Task, device: torch.device, entrants: Sequence[Entrant], *, small: bool = False
-) -> dict[str, dict[str, Any]]:
+def error_table(task: Task, device: torch.device, entrants: Sequence[Entrant]) -> dict[str, dict[str, Any]]:
     """{stem: {case: record}} over the cases of the error table, in this process; for callables of one's own."""
-    cases = [case for case in suite(task_cases(task), small=small) if case.oracle]
+    cases = [case for case in suite(task_cases(task)) if case.oracle]
     rows: dict[str, list[Row]] = {who.stem: [] for who in entrants}
-    options = Options(strict=False, max_elements=CPU_ELEMENTS if small else 0)
+    options = Options(strict=False, max_elements=0 if device.type == "cuda" else CPU_ELEMENTS)
     run_cases(task, device, entrants, cases, options, {}, lambda who, row, _: rows[who.stem].append(row))
     return {stem: oracle_record(each) for stem, each in rows.items()}
 

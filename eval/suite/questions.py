@@ -30,8 +30,8 @@ def ask(shop: Workshop, case: Case, max_elements: int) -> Question | str:
     try:
         with reference_asked(NotApplicable):
             elements = shop.elements(case)
-        if max_elements and elements > max_elements:
-            return f"{elements} elements: left to a GPU (or --full)"
+        if case.shape.inputs and max_elements and elements > max_elements:
+            return f"{elements} elements: left to a GPU (or --size official)"
         with reference_asked(NotApplicable):
             reference = shop.reference(case)
             inputs = shop.inputs(case)

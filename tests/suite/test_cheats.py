@@ -6,11 +6,12 @@ import pytest
 
 from kbsub.eval.suite.judge import judge_many
 from support.paths import TESTS
+from support.sizes import SMALL_LEVEL1_40
 
 pytestmark = pytest.mark.slow  # a worker for each cheat
 
 FOLDER = TESTS / "support" / "remote_candidates"
-COMMON = {"task": "level1_40", "precision": "fp32", "kernelbench": None, "device": "cpu"}
+COMMON = {"task": "level1_40", "precision": "fp32", "kernelbench": None, "device": "cpu", "size": SMALL_LEVEL1_40}
 CHEATS = (
     "forge_json_dumps forge_env_token native_replaced_everywhere layernorm_class_replaced c2_instance_override "
     "c4_reference_patched c6_function_mode lazy_everywhere"

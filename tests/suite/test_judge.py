@@ -13,9 +13,10 @@ from kbsub.eval.suite import judge as stress
 from kbsub.eval.suite.models import BASELINES, Entrant, task_cases
 from kbsub.eval.tasks.cases import suite
 from support.paths import ROOT
+from support.sizes import SMALL_LEVEL1_40
 from support.stress_stand_ins import NATIVE, RIGHT, WRONG, source
 
-COMMON = {"task": "level1_40", "precision": "fp32", "kernelbench": None, "device": "cpu"}
+COMMON = {"task": "level1_40", "precision": "fp32", "kernelbench": None, "device": "cpu", "size": SMALL_LEVEL1_40}
 TASK = load_task(1, 40, kernelbench=None)
 HANDED = [case.name for case in task_cases(TASK).cases if case.name.startswith("handed/")]
 
@@ -224,8 +225,8 @@ def test_the_transforms_apply_to_any_task(tmp_path):
 
 def test_the_error_table_holds_every_finite_input_for_each_entrant():
     table = stress.error_table(TASK, torch.device("cpu"), [
-        Entrant("eager", "baseline", False, BASELINES["eager"])], small=True)  # fmt: skip
-    expected = {case.name for case in suite(task_cases(TASK), small=True) if case.oracle}
+        Entrant("eager", "baseline", False, BASELINES["eager"])])  # fmt: skip
+    expected = {case.name for case in suite(task_cases(TASK)) if case.oracle}
     assert set(table["eager"]) == expected and len(expected) == 32
     assert all(record["nearer"] == "equal" for record in table["eager"].values())
 

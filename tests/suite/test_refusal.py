@@ -219,7 +219,7 @@ def test_a_probe_that_the_reference_refuses_is_not_the_candidates_finding(tmp_pa
 
 ROW = {"name": "zero/initial/eps1e-05", "class": PASS, "in_error_table": True, "oracle": {}}
 GONE = {"name": OFFICIAL_CASE, "class": SKIPPED, "reason": f"{REFERENCE_REFUSES}: RuntimeError: no"}
-LARGE = {"name": OFFICIAL_CASE, "class": SKIPPED, "reason": "9 elements: left to a GPU (or --full)"}
+LARGE = {"name": OFFICIAL_CASE, "class": SKIPPED, "reason": "9 elements: left to a GPU (or --size official)"}
 VERDICTS = [  # rows, what is said of them ("" is a verdict)
     ([ROW], ""),
     ([ROW, {**GONE, "name": "official/initial/eps0"}], ""),

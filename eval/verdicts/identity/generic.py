@@ -62,7 +62,7 @@ def _official_answer(bench: Bench, reference: Any, seed: int) -> tuple[list[Any]
     """(inputs of a seed, the reference's output); raises Refused where it has none."""
     with reference_asked(Refused):
         torch.manual_seed(seed)
-        inputs = bench.task.cast(bench.modules.get_inputs(), bench.setting.device)
+        inputs = bench.task.cast(bench.modules.inputs_on(bench.setting.device), bench.setting.device)
         expected = reference(*inputs)
     if not isinstance(expected, torch.Tensor):
         raise Refused(f"the reference returns {type(expected).__name__}, not one tensor")

@@ -69,4 +69,6 @@ KIND = VerdictKind(
     answer=answer,
     order=1,
     columns=(Column("bit-equal", equal),),
+    few_calls=True,
+    own_shapes=True,
 )

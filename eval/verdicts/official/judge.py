@@ -153,8 +153,7 @@ def _judge_on_cpu(payload: dict[str, Any], task: Task, progress: Any) -> dict[st
         raise JudgeFailure(Status.NOT_RUN, f"needs an NVIDIA GPU ({needs}){way_out}")
     from kbsub.eval.verdicts.official import cpu_check
 
-    full = bool(payload.get("full", False))
-    check = cpu_check.run(payload["candidate_source"], task, progress, hosted=hosted, full=full)
+    check = cpu_check.run(payload["candidate_source"], task, progress, hosted=hosted)
     return {**check, "environment": environment.facts("cpu")}
 
 
