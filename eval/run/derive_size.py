@@ -277,15 +277,21 @@ class _Shrinking:
         return found
 
 
-def derive(task: Task, progress: Callable[[str], None] = lambda words: None) -> TaskSizes:
-    """The sizes of `task`. Raises what its reference raises where not even the official costs can be found out."""
-    progress("official")
+def derive(task: Task, found: Callable[[TaskSizes], None] = lambda sizes: None) -> TaskSizes:
+    """The sizes of `task`; `found` gets what is known, each time there is more.
+
+    Raises what its reference raises where not even the official costs can be found out.
+    """
     official = costs_of(task)
     sizes, why_not = {OFFICIAL: Size(costs=official)}, {}
+
+    def known() -> TaskSizes:
+        return TaskSizes(sha256=task.sha256, sizes=dict(sizes), why_not=dict(why_not))
+
+    found(known())
     own = stated(task)
     shrinking = _Shrinking(task, {} if own else kinds_of(task), {}, official)
     for name, limit in LIMITS.items():
-        progress(name)
         if own:
             values = own.get(name, shrinking.values)
             shrinking.values, shrinking.costs = values, costs_of(task.at(name, values))
@@ -295,9 +301,16 @@ def derive(task: Task, progress: Callable[[str], None] = lambda words: None) -> 
                 over = 2 ** max(limit.doublings(shrinking.costs))
                 why_not[name] = f"{over:.3g} times what it should be: no other integer shrinks it"
         sizes[name] = Size(values=dict(shrinking.values), costs=shrinking.costs)
-    progress("a call")
+        found(known())
+    _try_small(task, shrinking, sizes, why_not)
+    found(known())
+    return known()
+
+
+def _try_small(task: Task, shrinking: _Shrinking, sizes: dict[str, Size], why_not: dict[str, str]) -> None:
+    """Call the reference at the small size; where it refuses, at the one before, and so on."""
     refused, seconds = "", None
-    while seconds is None:
+    while seconds is None and shrinking.costs.touched <= REAL_BYTES:
         try:
             seconds, own_call = timed_call(task.at(SMALL, shrinking.values))
         except Exception as error:
@@ -311,7 +324,6 @@ def derive(task: Task, progress: Callable[[str], None] = lambda words: None) -> 
     if refused:
         why_not[SMALL] = f"the reference refuses a smaller one: {refused}"
     sizes[SMALL] = Size(values=dict(shrinking.values), costs=shrinking.costs, cpu_seconds=seconds)
-    return TaskSizes(sha256=task.sha256, sizes=sizes, why_not=why_not)
 
 
 def timed_call(task: Task) -> tuple[float, str]:
@@ -344,11 +356,15 @@ def _is_float(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
+def _json(sizes: TaskSizes) -> dict[str, Any]:
+    return sizes.model_dump(mode="json")
+
+
 def judge(payload: dict[str, Any], progress: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    """Target of a child: {"sizes": TaskSizes as JSON} of the payload's task."""
+    """Target of a child: {"sizes": TaskSizes as JSON} of the payload's task; what is known is told on the way, too."""
     task = task_from_payload(payload)
-    found = derive(task, lambda words: progress({"stage": f"{task.slug}: {words}"}))
-    return {"sizes": found.model_dump(mode="json")}
+    found = derive(task, lambda sizes: progress({"stage": "sizes", "sizes": _json(sizes)}))
+    return {"sizes": _json(found)}
 
 
 def judge_many(payload: dict[str, Any], progress: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
@@ -361,7 +377,7 @@ def judge_many(payload: dict[str, Any], progress: Callable[[dict[str, Any]], Non
         progress({"stage": name, "task": name})
         try:
             found = derive(task_from_payload({**payload, "task": name}))
-            progress({"stage": "sizes", "task": name, "sizes": found.model_dump(mode="json")})
+            progress({"stage": "sizes", "task": name, "sizes": _json(found)})
         except Exception as error:
             progress({"stage": "sizes", "task": name, "why": short_error(error)})
     return {"torch": torch.__version__}

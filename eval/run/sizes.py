@@ -14,7 +14,7 @@ from typing import Any
 
 from kbsub.adapters.integers import most_bytes
 from kbsub.adapters.task import Task
-from kbsub.eval.process.isolated import MEMORY_LIMIT_VARIABLE, Status, run_isolated
+from kbsub.eval.process.isolated import MEMORY_LIMIT_VARIABLE, run_isolated
 from kbsub.eval.run.machine_facts import gpu_index, gpu_memory_bytes, memory_limit_bytes
 from kbsub.eval.tasks.sizes import OFFICIAL, SIZES, SMALL, Costs, Size, TaskSizes, known_sizes, stated
 from kbsub.eval.tasks.task_file import read_task_file, task_file
@@ -147,11 +147,18 @@ def _known(task: Task, task_text: str, kernelbench: str | None, device: str, ask
 
 @functools.lru_cache(maxsize=64)
 def _derived(text: str, precision: str, kernelbench: str | None, device: str, sha256: str) -> TaskSizes | None:
-    """The sizes from a child; None where it has none. `sha256` is in the key only: a file may be edited."""
+    """The sizes from a child, as far as it came; None: it knows none. `sha256` is in the key only: files are edited."""
     limit = memory_limit_bytes()
     variables = {MEMORY_LIMIT_VARIABLE: str(limit)} if limit else {}
-    outcome = run_isolated(TARGET, {"task": text, "kernelbench": kernelbench}, timeout_s=TIMEOUT_S, env=variables)
-    return TaskSizes.model_validate(outcome.value["sizes"]) if outcome.status is Status.OK and outcome.value else None
+    told: list[TaskSizes] = []
+
+    def note(event: dict[str, Any]) -> None:
+        if event.get("stage") == "sizes":
+            told.append(TaskSizes.model_validate(event["sizes"]))
+
+    payload = {"task": text, "kernelbench": kernelbench}
+    run_isolated(TARGET, payload, timeout_s=TIMEOUT_S, on_progress=note, env=variables)
+    return told[-1] if told else None  # of a child that did not come to its end, too
 
 
 def _within(costs: Costs, budget: Budget, there: int | None) -> bool:
