@@ -291,14 +291,16 @@ class RemoteModel:
         method: str | None = None,
         grad: bool = False,
         poison: bool = False,
+        seed: int | None = None,
         timeout_s: float | None = None,
     ) -> Reply:
         """The instance, or its `method`, on `inputs` (tensors on the worker's device; lists, tuples, numbers, None).
 
         The tensors are copied to memory that the worker sees, with their strides and their alignment, and compared
-        with it afterwards. poison: NaN is left in freed memory of their size before. Raises RemoteError.
+        with it afterwards. poison: NaN is left in freed memory of their size before. seed: for torch.manual_seed,
+        before. Raises RemoteError.
         """
-        words = {"method": method, "grad": grad, "poison": poison}
+        words = {"method": method, "grad": grad, "poison": poison, "seed": seed}
         return self._answer("call", words, list(inputs), "call", timeout_s)
 
     def capture(
@@ -326,10 +328,11 @@ class RemoteModel:
     def load_state(
         self, state: Mapping[str, torch.Tensor], *, bind: bool = False, timeout_s: float | None = None
     ) -> None:
-        """model.load_state_dict(state). bind: its parameters become views of the judge's memory instead, with the
-        strides and alignment that `state` has."""
+        """model.load_state_dict(state); what `state` does not have stays. bind: its parameters become views of the
+        judge's memory instead, with the strides and alignment that `state` has."""
         block = f"state {self.number}" if bind else "call"
-        self._ask("load_state", {}, timeout_s, dict(state), block=block, bind=bind)
+        strict = set(state) == set(self.state_forms)
+        self._ask("load_state", {}, timeout_s, dict(state), block=block, bind=bind, strict=strict)
 
     def state(self, timeout_s: float | None = None) -> dict[str, torch.Tensor]:
         """Copies of the tensors of its state dict. Raises RemoteError, also when it is no dict of tensors."""
@@ -343,6 +346,11 @@ class RemoteModel:
         """Set an attribute that exists, by its path ("ln.eps"); False where there is none."""
         reply = self._ask("set_attribute", {"answer": bool}, timeout_s, value, path=path)
         return bool(reply["answer"])
+
+    def floats(self, timeout_s: float | None = None) -> dict[str, float]:
+        """Path -> value of every attribute of the instance and its submodules that is a float ("ln.eps")."""
+        told = self._ask("floats", {"answer": dict}, timeout_s)["answer"]
+        return {str(path): value for path, value in told.items() if isinstance(value, float)}
 
     def has(self, name: str, timeout_s: float | None = None) -> bool:
         """Whether the instance has an attribute, such as "forward_with_stats"."""

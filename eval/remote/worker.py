@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import math
 import os
 import shutil
 import signal
@@ -104,7 +105,7 @@ class Session:
         model = self.instances[request["instance"]]
         with torch.no_grad():
             if not request["bind"]:
-                model.load_state_dict(state)
+                model.load_state_dict(state, strict=request["strict"])
                 return {}
             own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
             for key, value in state.items():
@@ -120,10 +121,20 @@ class Session:
             holder = self.instances[request["instance"]].get_submodule(path)
         except AttributeError:
             return False
-        if not hasattr(holder, name):
-            return False
-        setattr(holder, name, value)
-        return True
+        if found := hasattr(holder, name):
+            setattr(holder, name, value)
+        return found
+
+    def floats(self, request: dict[str, Any], _: Any) -> dict[str, float]:
+        """Path -> value of every float attribute of the instance and of its submodules."""
+        model = self.instances[request["instance"]]
+        named = model.named_modules() if hasattr(model, "named_modules") else [("", model)]
+        return {
+            f"{path}.{name}" if path else name: value
+            for path, module in named
+            for name, value in vars(module).items()
+            if type(value) is float and math.isfinite(value)
+        }
 
     def has(self, request: dict[str, Any], _: Any) -> bool:
         return hasattr(self.instances[request["instance"]], request["name"])
@@ -133,6 +144,8 @@ class Session:
         if request["poison"]:
             self._poison(inputs)
         method = model if request["method"] is None else getattr(model, request["method"])
+        if request.get("seed") is not None:
+            torch.manual_seed(request["seed"])
         with torch.set_grad_enabled(request["grad"]):
             return method(*inputs)
 
@@ -340,7 +353,7 @@ def serve(session: Session, channel: Channel) -> None:
             found = getattr(session, request["op"])(request, arguments)
             if request["op"] in ("start", "construct", "drop", "load_state", "capture", "repeat"):
                 reply = {"error": None, **found}
-            elif request["op"] in ("set_attribute", "has"):
+            elif request["op"] in ("set_attribute", "has", "floats"):
                 reply = {"error": None, "answer": found}
             else:
                 reply, rights = session.tell(found)

@@ -283,7 +283,7 @@ def derive(task: Task, found: Callable[[TaskSizes], None] = lambda sizes: None) 
     Raises what its reference raises where not even the official costs can be found out.
     """
     official = costs_of(task)
-    sizes, why_not = {OFFICIAL: Size(costs=official)}, {}
+    sizes, why_not = {OFFICIAL: Size(costs=official)}, dict[str, str]()
 
     def known() -> TaskSizes:
         return TaskSizes(sha256=task.sha256, sizes=dict(sizes), why_not=dict(why_not))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,9 +28,10 @@ from kbsub.eval.operators.operator import Operator
 from kbsub.eval.process.isolated import JudgeFailure, Status, is_out_of_memory
 from kbsub.eval.remote.model import CandidateRaised, CandidateRefused, RemoteError, WorkerFailure
 from kbsub.eval.suite import checks
+from kbsub.eval.suite.applicable import applicable, without_parameters
 from kbsub.eval.suite.classes import Question, classify, oracle_facts, row_of
 from kbsub.eval.suite.confined import Instance, Lost
-from kbsub.eval.suite.inputs import NotApplicable, lay_out, special_place, values_of
+from kbsub.eval.suite.inputs import NotApplicable, first_tensor, lay_out, special_place, values_of
 from kbsub.eval.suite.models import Entrant, Workshop, entrant, is_modelled, task_cases
 from kbsub.eval.suite.questions import Broken, ask, still_usable
 from kbsub.eval.suite.records import no_verdict, oracle_record, stress_record
@@ -40,6 +42,7 @@ Progress = Callable[[dict[str, Any]], None]
 CPU_ELEMENTS = 1 << 20  # cases of a larger shape of their own are left to a GPU
 HOSTED_ELEMENTS = 1 << 17  # the same where every thread of a kernel is executed on the CPU
 HOSTED_CALLS = 20  # instead of 1,000
+SHARE_OF_TIME = 0.85  # of the child's time: what is not begun by then is skipped, and said
 
 
 @dataclass
@@ -49,6 +52,7 @@ class Options:
     strict: bool  # bit-identical contracts are held to the reference's bits (CUDA only: the CPU's order is another)
     max_elements: int  # 0: no limit
     calls: int = 1000
+    ends_at: float = math.inf  # by time.monotonic, after which no case is begun
     hosted: bool = False  # kernels are executed on the CPU: native is then the model of CUDA's order
 
 
@@ -68,7 +72,7 @@ def _one(section: str, payload: Mapping[str, Any], progress: Progress) -> dict[s
         raise JudgeFailure(Status(found["statuses"][stem]), message)
     record: dict[str, Any] = found[section][payload["stem"]]
     if why := no_verdict(section, found["stress"][payload["stem"]]["cases"]):
-        raise JudgeFailure(Status.NOT_RUN, why, record)
+        raise JudgeFailure(Status.NOT_CHECKED, why, record)
     return record
 
 
@@ -91,11 +95,12 @@ def judge_many(payload: Mapping[str, Any], progress: Progress) -> dict[str, Any]
     cases = suite(task_cases(task))
     if payload.get("oracle_only"):
         cases = [case for case in cases if case.oracle]
-    cases = select(cases, payload.get("only") or ())
     if device.type == "cuda":
         device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
         torch.cuda.set_device(device)
     modules_of(task)  # a reference program that does not run leaves nothing to judge, and no candidate to blame
+    asked = applicable(Workshop(task, device), cases)
+    cases = select(asked.cases, payload.get("only") or ())
     entrants, failed = _load([{**payload, **each} for each in payload["candidates"]], task, device)
     hosted = bool(payload.get("host_executor")) and any(who.hosted for who in entrants)
     limit = 0 if device.type == "cuda" or full else HOSTED_ELEMENTS if hosted else CPU_ELEMENTS
@@ -103,6 +108,7 @@ def judge_many(payload: Mapping[str, Any], progress: Progress) -> dict[str, Any]
         strict=device.type == "cuda",
         max_elements=int(payload.get("max_elements", limit)),
         calls=int(payload.get("calls", HOSTED_CALLS if hosted else 1000)),
+        ends_at=time.monotonic() + SHARE_OF_TIME * float(payload.get("timeout_s") or math.inf) * len(entrants),
         hosted=hosted,
     )
     declared = {str(each.get("stem")): each.get("declaration") or {} for each in payload["candidates"]}
@@ -118,6 +124,10 @@ def judge_many(payload: Mapping[str, Any], progress: Progress) -> dict[str, Any]
     done = {stem: set(names) for stem, names in (payload.get("done") or {}).items()}
     try:
         run_cases(task, device, entrants, cases, options, done, emit, progress)
+        unset = [who for who in entrants if who.found.parameters == ""]
+        if unset and not payload.get("oracle_only"):
+            more = select(without_parameters(asked.cases), payload.get("only") or ())
+            run_cases(task, device, unset, more, options, done, emit, progress)
     except Broken as error:
         raise JudgeFailure(Status.CRASHED, str(error)) from error
     finally:
@@ -139,7 +149,11 @@ def judge_many(payload: Mapping[str, Any], progress: Progress) -> dict[str, Any]
     }
     if device.type == "cuda":
         facts["peak_extra_bytes"] = torch.cuda.max_memory_allocated(device) - base
-    confined = {who.stem: dict(who.confined.record()) for who in entrants if who.confined is not None}
+    if asked.left_out:
+        facts["left_out"] = dict(asked.left_out)
+    confined = {
+        who.stem: {**who.confined.record(), **who.found.record()} for who in entrants if who.confined is not None
+    }
     return {
         "stress": {
             stem: stress_record(each, {**facts, **confined.get(stem, {})}, declared.get(stem))
@@ -205,7 +219,8 @@ def run_cases(
             if not pending:
                 continue
             try:
-                question = ask(shop, case, options.max_elements)
+                late = time.monotonic() > options.ends_at
+                question = "no time was left" if late else ask(shop, case, options.max_elements)
             except Broken as error:
                 for who in pending:
                     emit(who, row_of(case, SKIPPED, f"{REFERENCE_REFUSES}: {error}"), index)
@@ -264,8 +279,8 @@ def _attempt(
         if key not in models:
             models[key] = shop.build(who, question.reference, case)
         given = list(question.inputs)
-        if isinstance(given[0], torch.Tensor):
-            given[0] = lay_out(given[0], case.layout)
+        if (lead := first_tensor(given)) is not None:
+            given[lead] = lay_out(given[lead], case.layout)
         output = checks.run(models[key], given)
         told = models[key].mutated if isinstance(models[key], Instance) else ()
         if told:
@@ -324,15 +339,18 @@ def _judge_output(
 ) -> Row:
     case = question.case
     if not isinstance(output, torch.Tensor):
-        return row_of(case, FAIL, f"returned {type(output).__name__}, not a tensor")
+        return row_of(case, FAIL, f"returned {type(output).__name__}, not a tensor as the reference does")
     comparison = compare(question.expected, output)
     error = error_of(question.truth, output) if question.truth is not None else None
     comparable = options.strict or (who.hosted and is_modelled(question.reference))
     strict = comparable and who.contract == "bit-identical"
-    class_, reason = classify(question, comparison, error, strict=strict, accurate=who.accurate)
+    class_, reason = classify(
+        question, comparison, error, strict=strict, accurate=who.accurate, undeclared=not who.contract
+    )
     facts: Row = {"native": comparison.to_json(), **oracle_facts(question, error)}
-    kept = values_of(pristine[0], case.layout) if isinstance(pristine[0], torch.Tensor) else pristine[0]
-    for index, (held, original) in enumerate(zip(given, [kept, *pristine[1:]], strict=True)):
+    lead = first_tensor(given)
+    for index, (held, kept) in enumerate(zip(given, pristine, strict=True)):
+        original = values_of(kept, case.layout) if index == lead else kept
         if isinstance(held, torch.Tensor) and not same_bits(held.contiguous(), original, any_nan=False):
             return row_of(case, FAIL, f"changed its input {index}", **facts)
     scene = checks.Scene(question.reference, models[key], given, question.expected, output, strict, options.calls)

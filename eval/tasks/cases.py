@@ -31,7 +31,8 @@ APART = "apart"  # float64 rstd above the largest fp32 number: no accuracy is pr
 Row = dict[str, Any]  # one entrant on one case, as a result file holds it
 CLASSES = (PASS, NEARER, APART, FAIL, REFUSED, SKIPPED)
 
-OWN_EPS = 1e-5  # torch's default; the one eps case that still runs for a model without an eps
+OWN_EPS = 1e-5  # torch's default, and the name of the task's own eps, whatever it is: nothing is set then
+EPS_NOT_SET = "its eps cannot be set"  # the reason of a skipped case begins so
 EPS = (OWN_EPS, 0.0, 1e-3)
 OFFICIAL_CASE = f"official/initial/eps{OWN_EPS:g}"  # the task as it is: a reference that refuses this answers nothing
 
@@ -102,7 +103,7 @@ PARAMETERS = {
 }
 
 LAYOUTS = ("misaligned", "transposed", "strided", "expanded", "misaligned_parameters")
-CHECKS = ("run_twice", "row_alone", "side_stream", "graph_mutation", "after_1000_calls")
+CHECKS = ("run_twice", "row_alone", "side_stream", "graph_mutation", "after_1000_calls", "state")
 
 
 @dataclass(frozen=True)
