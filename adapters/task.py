@@ -23,6 +23,8 @@ SEED = 42  # upstream's `seed_num`: weights, the trial seeds and the timed input
 CORRECTNESS_TRIALS = 5  # upstream's scripts pass these two; the defaults of its function are 1 and 10
 PERFORMANCE_TRIALS = 100
 PRECISIONS = ("fp32", "fp16", "bf16")
+# What is said of a reference program that cannot be used at all; words that a stage's message may hold.
+BROKEN_REFERENCE = ("the reference program does not run", "a reference program must define")
 OFFICIAL_SIZE = "official"  # the task as it is written
 
 _FOLDER_TASK = "reference"  # a local task that has a folder of candidates is called after the folder
@@ -129,10 +131,10 @@ class Task:
         try:
             exec(compile(self.source, "<string>", "exec"), context)  # upstream's file name, so tracebacks read alike
         except Exception as error:
-            raise TaskError(f"{self.name}: the reference program does not run: {error}") from error
+            raise TaskError(f"{self.name}: {BROKEN_REFERENCE[0]}: {error}") from error
         missing = [name for name in ("Model", "get_inputs", "get_init_inputs") if not callable(context.get(name))]
         if missing:
-            raise TaskError(f"{self.name}: a reference program must define {', '.join(missing)}")
+            raise TaskError(f"{self.name}: {BROKEN_REFERENCE[1]} {', '.join(missing)}")
         return Modules(context, context["Model"], context["get_inputs"], context["get_init_inputs"])
 
     @property

@@ -12,6 +12,7 @@ import typer
 from kbsub.eval.commands import common
 from kbsub.eval.verdicts.register import DEFAULT_KINDS, KINDS
 
+EXIT_UNCHECKED = 3
 RECORD = "kbsub_batch.json"  # of a run folder: how long the last invocation took, which GPU judged how many of its rows
 
 
@@ -23,7 +24,7 @@ def command(
             "of level_L_problem_P_sample_S_kernel.py files: a batch that can be interrupted and goes on."
         ),
     ] = None,
-    task: common.Task = "level1_40",
+    task: common.Task = "",
     precision: Annotated[str, typer.Option(help="fp32, fp16 or bf16.")] = "fp32",
     only: Annotated[str, typer.Option(help=f"Verdicts, by comma: {', '.join(KINDS)}.")] = "",
     timeout: Annotated[float, typer.Option(help="Seconds for one stage of one candidate.", min=1.0)] = 300.0,
@@ -37,8 +38,9 @@ def command(
 ) -> None:
     """Judge candidates: KernelBench's own verdict, then this project's checks; a table and a JSON.
 
-    Exit code: 0 every row is OK or says why it could not be run here; 1 a row failed; 2 the call is wrong; 3 no GPU
-    for --device cuda.
+    Exit code: 0 every row is OK or says why it could not be run here; 1 a row failed, or a file that nothing is
+    declared of has a failed case or finding; 2 the call is wrong, or the task's own reference does not run; 3 nothing
+    failed, but a stage could ask next to nothing (NOT_CHECKED), or there is no GPU for --device cuda.
     A declaration (contract, precisions, expected failures) counts from this repository's own task folders and from the
     file given with --declarations; it is read before anything runs. Any other candidates.toml is named and ignored.
     """
@@ -69,6 +71,7 @@ def command(
             _stop(2, f"{', '.join(not_meant)}: a run folder gets the official stage alone, its rows stay in the folder")
         where = (device or "cuda") if gpu or scheduler else "cpu"
         raise typer.Exit(_batch(Path(candidates[0]), where, precision, timeout, checkout, gpus, scheduler, console))
+    task = common.task_of("eval", task, candidates or [])
     try:
         files = candidate_files(candidates or [], folder_of(task))
         declared = read_declared(files, declarations)
@@ -95,7 +98,7 @@ def command(
     except (TaskError, ResultError, DeclarationError) as error:
         _stop(2, str(error))
     _summary(console, plan, rows, target)
-    raise typer.Exit(1 if failures(rows) else 0)
+    raise typer.Exit(1 if failures(rows) else EXIT_UNCHECKED if any(row.unchecked for row in rows) else 0)
 
 
 def _batch(
@@ -241,7 +244,7 @@ def _summary(console: Any, plan: Any, rows: Any, target: Path) -> None:
     added = added_table(rows)
     if added is not None:
         print_wide(console, added)
-    for line in explanations(rows):
+    for line in explanations(plan, rows):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     certified = sum(bool(row.fields.get("official")) for row in rows)
     if "official" in plan.stages and not certified:

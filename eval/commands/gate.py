@@ -14,13 +14,13 @@ from kbsub.eval.verdicts.register import KINDS
 def command(
     candidates: Annotated[list[str], typer.Argument(help="Candidate files, or names in submissions/<task>.")],
     require: Annotated[str, typer.Option(help=f"Verdicts, by comma: {', '.join(KINDS)}.")] = ",".join(KINDS),
-    task: common.Task = "level1_40",
+    task: common.Task = "",
     precision: Annotated[str, typer.Option(help="fp32, fp16 or bf16.")] = "fp32",
     device: Annotated[str, typer.Option(help="cuda, cuda:<index>, or cpu through the host executor.")] = "",
     timeout: Annotated[float, typer.Option(help="Seconds for one stage of one candidate.", min=1.0)] = 300.0,
     size: common.Size = "",
-    junit: Annotated[Path | None, typer.Option(help="Write JUnit XML here.")] = None,
-    json_: Annotated[Path | None, typer.Option("--json", help="Write the answers as JSON here.")] = None,
+    junit: Annotated[Path | None, typer.Option(help="Write JUnit XML here; - is stdout.")] = None,
+    json_: Annotated[Path | None, typer.Option("--json", help="Write the answers as JSON here; - is stdout.")] = None,
     out: Annotated[Path | None, typer.Option(help="Keep the result file of the run here.")] = None,
     kernelbench: common.Checkout = None,
     declarations: common.Declarations = None,
@@ -42,6 +42,7 @@ def command(
     if not required:
         _stop(gate.EXIT_USAGE, f"--require is empty; write some of {', '.join(KINDS)}")
     common.check_size("gate", size)
+    task = common.task_of("gate", task, candidates)
     plan = _plan(candidates, required, task, precision, device, timeout, size, kernelbench, declarations)
     for note in plan.declared.notes():
         typer.echo(f"kbsub gate: {note}", err=True)
@@ -54,7 +55,9 @@ def command(
         "device": plan.gpu or "cpu",
         **({"declarations": str(declarations)} if declarations else {}),
     }
-    _print(found, required)  # first: an answer that cannot be written is read all the same
+    _print(
+        found, required, err=Path("-") in (junit, json_)
+    )  # first: an answer that cannot be written is read all the same
     _write(found, required, facts, junit, json_)
     raise typer.Exit(gate.exit_code([check for checks in found.values() for check in checks]))
 
@@ -103,6 +106,7 @@ def _plan(
 def _run(plan: Any, out: Path) -> dict[str, Any]:
     """Row key -> its checks, after running what is required. Without the GPU that was asked for nothing is run."""
     from kbsub.adapters.candidate import cuda_source_of
+    from kbsub.adapters.task import TaskError
     from kbsub.eval.process.printable import one_line
     from kbsub.eval.process.result_frames import SHAPE_ERRORS
     from kbsub.eval.results.model import ResultError, row_key
@@ -122,7 +126,7 @@ def _run(plan: Any, out: Path) -> dict[str, Any]:
 
     try:
         rows, _ = run(plan, out, lambda row, stage, event: None, finished)
-    except ResultError as error:
+    except (ResultError, TaskError) as error:
         _stop(EXIT_USAGE, str(error))
     found = {}
     for row in rows:
@@ -150,7 +154,7 @@ def _write(
         gate_report.write_json(json_, gate_report.as_json(found, required, facts))
 
 
-def _print(found: dict[str, Any], required: tuple[str, ...]) -> None:
+def _print(found: dict[str, Any], required: tuple[str, ...], *, err: bool) -> None:
     from kbsub.eval.process.printable import one_line
     from kbsub.eval.verdicts.kind import Answer
 
@@ -158,9 +162,9 @@ def _print(found: dict[str, Any], required: tuple[str, ...]) -> None:
     for key, checks in found.items():
         for check in checks:
             if check.answer is not Answer.NOT_REQUIRED:
-                typer.echo(one_line(f"{key}: {check.name}: {marks[check.answer]}: {check.words}"))
+                typer.echo(one_line(f"{key}: {check.name}: {marks[check.answer]}: {check.words}"), err=err)
     if rest := [name for name in KINDS if name not in required]:
-        typer.echo(f"not required, so not certified: {', '.join(rest)}")
+        typer.echo(f"not required, so not certified: {', '.join(rest)}", err=err)
 
 
 def _stop(code: int, message: str) -> NoReturn:

@@ -6,9 +6,7 @@ Must not know what a stage finds out, nor how it is shown. Imports no torch: the
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib.util
-import io
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from kbsub.adapters import environment
-from kbsub.adapters.candidate import cuda_source_of
-from kbsub.adapters.source import SourceError, read_limited
-from kbsub.adapters.task import OFFICIAL_SIZE, Task
+from kbsub.adapters.candidate import asks_for_a_gpu, cuda_source_of
+from kbsub.adapters.task import BROKEN_REFERENCE, OFFICIAL_SIZE, Task, TaskError
 from kbsub.eval.process.cell import Cell, candidate_folder
 from kbsub.eval.process.isolated import MEMORY_LIMIT_VARIABLE, Outcome, Status, run_isolated
 from kbsub.eval.process.printable import shown_name
@@ -38,10 +35,11 @@ from kbsub.eval.results.timing import Floors, Timing
 from kbsub.eval.run.machine_facts import display_path, memory_limit_bytes
 from kbsub.eval.run.shared import SHARES, SharedStages
 from kbsub.eval.run.sizes import Choice, Sizes, sizes_for
+from kbsub.eval.run.source_text import read_source, read_with_digest
 from kbsub.eval.run.stage_values import is_environment, stage_problem
 from kbsub.eval.tasks.declarations import Declared, read_declared
 from kbsub.eval.verdicts.kind import VerdictKind
-from kbsub.eval.verdicts.register import ENDS_THE_ROW, HONEST, KINDS, OFFICIAL
+from kbsub.eval.verdicts.register import ENDS_THE_ROW, HONEST, KINDS, NOT_FAILED, OFFICIAL
 
 ENVIRONMENT_TARGET = "kbsub.adapters.environment:judge"
 
@@ -116,8 +114,22 @@ class Row:
 
     @property
     def failed(self) -> bool:
-        """Whether the row or one of its stages ended other than well or with an honest NOT_RUN."""
-        return self.status not in HONEST or any(outcome.status not in HONEST for outcome in self.outcomes.values())
+        """Whether the row or one of its stages ended other than well, with an honest NOT_RUN or NOT_CHECKED; or a
+        file that nothing is declared of has failed cases or findings."""
+        ends = [self.status, *(outcome.status for outcome in self.outcomes.values())]
+        return any(end not in NOT_FAILED for end in ends) or any(self.problems(name) for name in self.outcomes)
+
+    @property
+    def unchecked(self) -> bool:
+        """Whether one of its stages could ask nothing, or next to nothing."""
+        return any(outcome.status is Status.NOT_CHECKED for outcome in self.outcomes.values())
+
+    def problems(self, stage: str) -> list[str]:
+        """What a stage holds against a candidate that declares nothing, each "name: reason"."""
+        kind, found = KINDS[stage], self.fields.get(KINDS[stage].key)
+        if self.fields.get("contract") is not None or stage == OFFICIAL or not found:
+            return []
+        return kind.problems(kind.record.model_validate(found))
 
 
 Report = Callable[[Row, str, Mapping[str, Any]], None]  # (row, stage, progress event)
@@ -126,7 +138,8 @@ Report = Callable[[Row, str, Mapping[str, Any]], None]  # (row, stage, progress 
 def run(plan: Plan, out: Path, report: Report, finished: Callable[[Row], None]) -> tuple[list[Row], Result]:
     """Judge every candidate of the plan; returns the rows and the result as written to `out`.
 
-    Raises ResultError before anything is run when `out` holds something this run cannot be joined with.
+    Raises ResultError before anything is run when `out` holds something this run cannot be joined with, and TaskError
+    before the first row when the reference program itself does not run.
     """
     check_joinable(plan, out)
     check_writable(out)
@@ -145,6 +158,11 @@ def run(plan: Plan, out: Path, report: Report, finished: Callable[[Row], None]) 
         row = Row(file, row_key(file.stem, plan.precision), {})
         for name in plan.stages:
             outcome = run_stage(plan, row, KINDS[name], functools.partial(report, row, name), shared)
+            if any(words in outcome.message for words in BROKEN_REFERENCE):
+                raise TaskError(outcome.message)
+            if plan.device == "cpu" and outcome.status not in HONEST and asks_for_a_gpu(outcome.message):
+                words = f"needs an NVIDIA GPU ({outcome.message[:200]})"
+                outcome = Outcome(Status.NOT_RUN, None, words, outcome.log, outcome.seconds)
             _record(row, KINDS[name], outcome)
             known = row.environment if is_environment(row.environment) else known
             if known is None:
@@ -169,6 +187,8 @@ def check_joinable(plan: Plan, out: Path) -> None:
     """Raise ResultError when `out` exists and is no result of this task on this GPU."""
     if not out.exists():
         return
+    if not out.is_file():
+        raise ResultError(f"{out}: is no regular file, and is not replaced; write to another file with --out")
     there = read_result(out)
     if there.task.sha256 != plan.task.sha256 or there.task.provenance != plan.task.provenance:
         raise ResultError(
@@ -193,7 +213,7 @@ def run_stage(
     """
     declaration, wrong = plan.declaration_for(row.file)
     if not row.fields:
-        digest, row.source, row.unreadable = _read(row.file)
+        digest, row.source, row.unreadable = read_with_digest(row.file)
         row.fields = _blank_row(digest, plan.precision, declaration)
         if wrong:  # the candidate can be judged all the same; what it claims is unknown
             row.fields["declaration_error"] = wrong
@@ -268,24 +288,6 @@ def _declared_payloads(plan: Plan) -> list[dict[str, Any]]:
     return payloads
 
 
-def read_source(file: Path) -> tuple[str, str | None]:
-    """(text, None), or ("", what is wrong): a file that is no text is a row, not a failure of the run."""
-    return _read(file)[1:]
-
-
-def _read(file: Path) -> tuple[str, str, str | None]:
-    """(sha256, text, what is wrong) of one reading of the file."""
-    data = b""
-    try:
-        data = read_limited(file)
-        text, problem = io.TextIOWrapper(io.BytesIO(data), "utf-8").read(), None
-    except SourceError as error:  # the sha256 is then that of nothing: the file was not read
-        text, problem = "", str(error)
-    except (OSError, UnicodeDecodeError) as error:
-        text, problem = "", f"cannot be read as UTF-8 text: {error}"
-    return hashlib.sha256(data).hexdigest(), text, problem
-
-
 def _reason_not_to_run(
     plan: Plan, row: Row, stage: VerdictKind, source: str, declaration: Mapping[str, Any]
 ) -> str | None:
@@ -325,6 +327,9 @@ def _record(row: Row, stage: VerdictKind, outcome: Outcome) -> None:
     if problem is not None:  # a judge's mistake, or words that a candidate put into its mouth, cost this stage alone
         words = f"the {stage.name} judge returned a malformed {stage.key}: {problem}"
         found, outcome = {}, Outcome(Status.RUNTIME_ERROR, None, words, outcome.log, outcome.seconds)
+    elif stage.name != OFFICIAL and outcome.status is Status.OK and found:
+        if why := stage.not_checked(stage.record.model_validate(found)):
+            outcome = replace(outcome, status=Status.NOT_CHECKED, message=why)
     row.outcomes[stage.name] = outcome
     row.environment = found.pop("environment", None) or row.environment
     row.fields["stages"][stage.name] = {

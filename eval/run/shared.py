@@ -14,7 +14,7 @@ from typing import Any
 
 from kbsub.eval.process.isolated import Outcome, Status
 from kbsub.eval.suite.batch import Finished, run_batch
-from kbsub.eval.suite.records import no_verdict
+from kbsub.eval.suite.records import ended_without, no_verdict
 
 SHARES = "shares_a_child"  # the payload key of a candidate that may be run beside others
 _OWN = (
@@ -71,5 +71,5 @@ def as_outcome(found: Finished, stage: str, seconds: float) -> Outcome:
     if found.status is Status.OK and value is None:
         return Outcome(Status.NOT_CHECKED, None, "no case was run", found.log, seconds)
     if found.status is Status.OK and (why := no_verdict(stage, found.rows)):
-        return Outcome(Status.NOT_CHECKED, value, why, found.log, seconds)
+        return Outcome(ended_without(why), value, why, found.log, seconds)
     return Outcome(found.status, value, found.message, found.log if found.status is not Status.OK else "", seconds)

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from kbsub.adapters.candidate import CandidateError
+from kbsub.adapters.candidate import CandidateError, asks_for_a_gpu
 from kbsub.adapters.refusal import REFERENCE_REFUSES, modules_of
 from kbsub.adapters.refusal import short_error as _short
 from kbsub.adapters.task import OFFICIAL_SIZE, Task, task_from_payload
@@ -34,7 +34,7 @@ from kbsub.eval.suite.confined import Instance, Lost
 from kbsub.eval.suite.inputs import NotApplicable, first_tensor, lay_out, special_place, values_of
 from kbsub.eval.suite.models import Entrant, Workshop, entrant, is_modelled, task_cases
 from kbsub.eval.suite.questions import Broken, ask, still_usable
-from kbsub.eval.suite.records import no_verdict, oracle_record, stress_record
+from kbsub.eval.suite.records import NEEDS_GPU, ended_without, no_verdict, oracle_record, stress_record
 from kbsub.eval.tasks.cases import FAIL, NEARER, PASS, REFUSED, SKIPPED, Case, Row, select, suite
 
 Progress = Callable[[dict[str, Any]], None]
@@ -72,7 +72,7 @@ def _one(section: str, payload: Mapping[str, Any], progress: Progress) -> dict[s
         raise JudgeFailure(Status(found["statuses"][stem]), message)
     record: dict[str, Any] = found[section][payload["stem"]]
     if why := no_verdict(section, found["stress"][payload["stem"]]["cases"]):
-        raise JudgeFailure(Status.NOT_CHECKED, why, record)
+        raise JudgeFailure(ended_without(why), why, record)
     return record
 
 
@@ -299,6 +299,8 @@ def _attempt(
             del models[gone]
         return row_of(case, FAIL, f"{str(error.status).lower().replace('_', ' ')}: {error.message}")
     except CandidateRaised as error:
+        if shop.device.type == "cpu" and asks_for_a_gpu(error.message):
+            return row_of(case, SKIPPED, f"{NEEDS_GPU} ({_brief(error)[:200]})")
         refusal = isinstance(error, CandidateRefused) and error.type_name != "ValueProblem"
         if not refusal:
             models.pop(key, None)

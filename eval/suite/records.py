@@ -12,6 +12,7 @@ from typing import Any
 
 from kbsub.adapters.refusal import REFERENCE_REFUSES
 from kbsub.adapters.task import PRECISIONS
+from kbsub.eval.process.isolated import Status
 from kbsub.eval.tasks.cases import APART, CLASSES, EPS_NOT_SET, FAIL, NEARER, OFFICIAL_CASE, PASS, REFUSED, SKIPPED, Row
 
 
@@ -52,6 +53,14 @@ def declared_stress(declaration: Mapping[str, Any], precision: str) -> Mapping[s
 def oracle_record(rows: Sequence[Row]) -> dict[str, Any]:
     """The `.oracle` entry: the cases of the error table that have an answer, keyed by name."""
     return {row["name"]: row["oracle"] for row in rows if row.get("in_error_table") and "oracle" in row}
+
+
+NEEDS_GPU = "needs an NVIDIA GPU"  # the reason of a case that a candidate could not be asked on a CPU begins so
+
+
+def ended_without(why: str) -> Status:
+    """The status of a run that is no verdict, by the words of `no_verdict`."""
+    return Status.NOT_RUN if NEEDS_GPU in why else Status.NOT_CHECKED
 
 
 def no_verdict(section: str, rows: Sequence[Row]) -> str:

@@ -102,7 +102,7 @@ def _run(
         findings += [Finding(entry.name, message) for message in dict.fromkeys(messages)]
     if not checked:
         raise JudgeFailure(
-            Status.NOT_RUN, f"no guard was asked, the first: {skipped[0]['guard']}: {skipped[0]['reason']}"
+            Status.NOT_CHECKED, f"no guard was asked, the first: {skipped[0]['guard']}: {skipped[0]['reason']}"
         )
     return findings, checked, skipped
 

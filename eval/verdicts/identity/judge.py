@@ -265,5 +265,6 @@ def summary(bench: Bench) -> dict[str, Any]:
         "device": device,
         "confined": bench.subject.worker.cell.confinement().record(),
         "official": False,
+        **({"parameters_set": bench.subject.parameters_set} if bench.suite is not None else {}),
         "cases": bench.cases,
     }

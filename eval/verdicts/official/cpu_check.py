@@ -10,16 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from kbsub.adapters.candidate import load_candidate
+from kbsub.adapters.candidate import asks_for_a_gpu, load_candidate
 from kbsub.adapters.task import OFFICIAL_SIZE, SEED, Modules, Task, trial_seeds
 from kbsub.eval.operators.compare.predicate import CHUNK_ELEMENTS, OFFICIAL_TOLERANCE
 from kbsub.eval.process.isolated import JudgeFailure, Status, is_out_of_memory
 
 if TYPE_CHECKING:
     import torch
-
-# A library call that finds no GPU where the file asked for one.
-_NO_GPU_TEXTS = ("no nvidia driver", "not compiled with cuda", "no cuda gpus", "cuda driver")
 
 
 def run(candidate_source: str, task: Task, progress: Any, *, hosted: bool = False) -> dict[str, Any]:
@@ -115,7 +112,7 @@ def _own_code(where: str, call: Callable[[], Any]) -> Any:
         return call()
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
-        if any(words in text.lower() for words in _NO_GPU_TEXTS):
+        if asks_for_a_gpu(text):
             raise JudgeFailure(Status.NOT_RUN, f"needs an NVIDIA GPU ({text[:200]})") from error
         status = Status.OUT_OF_MEMORY if is_out_of_memory(error) else Status.RUNTIME_ERROR
         raise JudgeFailure(status, f"{text[:1000]} in {where}") from error
