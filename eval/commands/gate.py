@@ -55,9 +55,8 @@ def command(
         "device": plan.gpu or "cpu",
         **({"declarations": str(declarations)} if declarations else {}),
     }
-    _print(
-        found, required, err=Path("-") in (junit, json_)
-    )  # first: an answer that cannot be written is read all the same
+    # First: an answer that cannot be written is read all the same.
+    _print(found, required, err=Path("-") in (junit, json_))
     _write(found, required, facts, junit, json_)
     raise typer.Exit(gate.exit_code([check for checks in found.values() for check in checks]))
 

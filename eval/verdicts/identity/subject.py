@@ -51,7 +51,7 @@ class Subject:
         return self.model
 
     def match(self, question: Question) -> Match | None:
-        """Which of the instance's tensors are those of the question's state: by key, by order and shape, or by shape."""
+        """Which of the instance's tensors are the question's state: by key, by order and shape, or by shape."""
         assert self.model is not None
         wanted = {key: tuple(value.shape) for key, value in question.state.items()}
         found = match_state(wanted, {}, {key: shape for key, (_, shape) in self.model.state_forms.items()})
@@ -77,7 +77,10 @@ class Subject:
         return None
 
     def run(self, inputs: Sequence[torch.Tensor], seed: int | None = None) -> Outputs:
-        """What the instance gives for `inputs`, after torch.manual_seed(seed); NaN was left in freed memory before. RemoteError, WrongForm."""
+        """What the instance gives for `inputs`, after torch.manual_seed(seed). RemoteError, WrongForm.
+
+        NaN was left in freed memory before.
+        """
         assert self.model is not None
         got = [self._tensors(self.model.call(inputs, poison=True, seed=seed), 1)]
         if self.has_statistics:
