@@ -19,7 +19,6 @@ from kbsub.eval.run.machine_facts import gpu_index, gpu_memory_bytes, memory_lim
 from kbsub.eval.tasks.sizes import OFFICIAL, SIZES, SMALL, Costs, Size, TaskSizes, known_sizes, stated
 from kbsub.eval.tasks.task_file import read_task_file, task_file
 from kbsub.eval.verdicts.kind import VerdictKind
-from kbsub.eval.verdicts.register import OFFICIAL as OFFICIAL_STAGE
 
 TARGET = "kbsub.eval.run.derive_size:judge"
 TIMEOUT_S = 60.0
@@ -75,8 +74,8 @@ class Sizes:
     def of(self, stage: VerdictKind, *, hosted: bool = False) -> Choice:
         """The size at which a stage judges a candidate. hosted: its kernels are executed on the CPU."""
         on_gpu = self.device != "cpu"
-        if stage.name == OFFICIAL_STAGE and on_gpu:
-            return self._fitting(OFFICIAL, "the official verdict is of the task as it is written")
+        if stage.as_written and on_gpu:
+            return self._fitting(OFFICIAL, "upstream's evaluator judges the task as it is written")
         if self.asked:
             return self._fitting(self.asked, f"--size {self.asked}")
         if stage.own_shapes and not on_gpu and self._operator():

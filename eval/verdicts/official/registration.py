@@ -36,4 +36,5 @@ KIND = VerdictKind(
     own_ending=True,
     runs_candidate=True,
     few_calls=True,
+    as_written=True,
 )

@@ -82,5 +82,6 @@ KIND = VerdictKind(
     order=5,
     problems=problems,
     few_calls=True,
+    as_written=True,
     runs_candidate=True,
 )
