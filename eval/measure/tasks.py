@@ -89,7 +89,7 @@ def command(
     def one(each: Work) -> None:
         if within and time.monotonic() - started > within:
             return
-        row = judged(each, checkout, device, size, wanted, timeout)
+        row = judged(each, checkout, device, size, wanted, timeout, words=corpus is None)
         found.add(each, row)
         typer.echo(one_line(f"{each.key}: {in_words(row)}"))
 
@@ -149,8 +149,10 @@ class Found:
             write_json_atomic(self.out, self.content)
 
 
-def judged(work: Work, checkout: Path, device: str, size: str, stages: Sequence[str], timeout: float) -> dict[str, Any]:
-    """The row of one candidate: how each stage ended, in numbers."""
+def judged(
+    work: Work, checkout: Path, device: str, size: str, stages: Sequence[str], timeout: float, *, words: bool
+) -> dict[str, Any]:
+    """The row of one candidate: how each stage ended, in numbers. words: and why, where a stage did not end well."""
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / f"{work.key}.py"
@@ -174,15 +176,15 @@ def judged(work: Work, checkout: Path, device: str, size: str, stages: Sequence[
         except (TaskError, ResultError) as error:
             return {"ended": "failed", "why": type(error).__name__, "stages": {}, "seconds": 0.0}
     told = {name: _numbers(row, name) for name in row.outcomes}
+    for name, outcome in row.outcomes.items() if words else ():
+        if outcome.message:
+            told[name]["why"] = one_line(outcome.message)[:300]
     ended = "failed" if row.failed else "not checked" if row.unchecked else "passed"
     return {"ended": ended, "stages": told, "seconds": round(time.monotonic() - started, 1)}
 
 
 def _numbers(row: Row, name: str) -> dict[str, Any]:
-    """What a stage found, as numbers and names of checks: no text that a candidate could have written.
-
-    Of a reference as its own candidate the message is the task's own, and says what could not be asked.
-    """
+    """What a stage found, as numbers and names of checks: no text that a candidate could have written."""
     outcome, found = row.outcomes[name], row.fields.get(KINDS[name].key) or {}
     told: dict[str, Any] = {"status": outcome.status.value, "seconds": round(outcome.seconds, 1)}
     told |= {key: value for key, value in found.items() if isinstance(value, (bool, int, float))}

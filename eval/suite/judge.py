@@ -375,8 +375,7 @@ def _further(shop: Workshop, scene: checks.Scene, question: Question, facts: Row
     if case.expect == "beta":
         return _exactly_constant(shop.operator, scene)
     if question.clean is not None:
-        rows = scene.expected.shape[0]
-        row, _ = special_place(rows, 1)
+        row, _ = special_place(scene.expected.shape[0] if scene.expected.dim() else 1, 1)
         problem, facts["other_rows_asked"] = checks.others_keep_their_bits(scene, *question.clean, row)
         return problem
     if not scene.output.numel() and scene.output.is_cuda:
