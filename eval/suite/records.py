@@ -69,13 +69,13 @@ def no_verdict(section: str, rows: Sequence[Row]) -> str:
     A stage that judged nothing or less than half of its cases is not OK, nor is one whose reference refuses the task as
     it is. What an eps decides is not counted for a candidate whose eps cannot be set. A failed case is a verdict.
     """
-    if any(row["class"] == FAIL for row in rows):
-        return ""
     for row in rows:
         reason = str(row.get("reason", ""))
         if row["name"] == OFFICIAL_CASE and row["class"] == SKIPPED and reason.startswith(REFERENCE_REFUSES):
             return f"{row['name']}: {reason}"
     judged = [row for row in rows if row["class"] != SKIPPED]
+    if any(row["class"] == FAIL for row in judged):
+        return ""
     if not judged:
         first = f", the first: {rows[0]['name']}: {rows[0].get('reason', 'no reason given')}" if rows else ""
         return f"no case was judged: {len(rows)} skipped{first}"

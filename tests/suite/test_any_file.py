@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from kbsub.eval.remote.matching import BY_KEY, BY_ORDER, BY_SHAPE, BY_VALUE, match_state
 from kbsub.eval.suite.judge import judge_many
 from kbsub.eval.tasks.cases import FAIL, OFFICIAL_CASE, SKIPPED
-
-torch.set_num_threads(1)
 
 TASK = """
 import torch

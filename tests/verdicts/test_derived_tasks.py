@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from kbsub.adapters.task import load_task
@@ -15,8 +14,6 @@ from kbsub.eval.tasks.sizes import SMALL, recorded, size_payload
 from kbsub.eval.verdicts.identity.judge import judge as judge_identity
 from kbsub.eval.verdicts.register import KINDS
 from support.threaded_worker import threaded_workers  # noqa: F401  # a fixture
-
-torch.set_num_threads(1)
 
 # Products, elementwise, reductions, norms with and without parameters, pooling, convolutions, losses, scans, indices.
 FAST = (

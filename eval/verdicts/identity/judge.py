@@ -230,7 +230,7 @@ def _judge(bench: Bench, payload: dict[str, Any], progress: Progress) -> dict[st
     except JudgeFailure as error:
         raise JudgeFailure(error.status, error.message, found()) from error
     except Refused as refusal:
-        raise JudgeFailure(Status.NOT_RUN, str(refusal), found()) from refusal
+        raise JudgeFailure(Status.NOT_CHECKED, str(refusal), found()) from refusal
     except Exception as error:
         status = Status.OUT_OF_MEMORY if is_out_of_memory(error) else Status.RUNTIME_ERROR
         where = at.get("name", "start")
