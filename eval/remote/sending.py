@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from kbsub.eval.remote.memory import DeviceBlock, HostBlock
+from kbsub.eval.remote.memory import DeviceBlock, HostBlock, same_bytes
 from kbsub.eval.remote.values import Slot, ValueProblem, byte_span, lay, pack
 
 
@@ -68,7 +68,7 @@ class Blocks:
         differ = [
             -1 if index is None else index
             for tensor, slot, index in pairs
-            if slot.nbytes and not torch.equal(slot.part(block.bytes), byte_span(tensor.detach()))
+            if slot.nbytes and not same_bytes(slot.part(block.bytes), byte_span(tensor.detach()))
         ]
         return tuple(differ)
 

@@ -26,7 +26,15 @@ from kbsub.adapters.task import Task
 from kbsub.eval.process.frames import Channel, printable
 from kbsub.eval.process.isolated import is_out_of_memory
 from kbsub.eval.remote.graphs import called, captured, in_turn
-from kbsub.eval.remote.memory import DeviceBlock, HostBlock, Mapped, SharedMemoryError, allocation_of, handle_of
+from kbsub.eval.remote.memory import (
+    DeviceBlock,
+    HostBlock,
+    Mapped,
+    SharedMemoryError,
+    allocation_of,
+    handle_of,
+    number_of,
+)
 from kbsub.eval.remote.memory import map_host as _map_host
 from kbsub.eval.remote.values import Slot, lay, pack, unpack
 
@@ -252,7 +260,7 @@ class Session:
         for slot, tensor in zip(slots, tensors, strict=True):
             if slot.nbytes:
                 ctypes.memmove(self.out.address + slot.offset, _data_ptr(tensor), slot.nbytes)
-        told = [{**slot.record(), "handle": None, "copied": False} for slot in slots]
+        told = [{**slot.record(), "handle": None, "number": None, "copied": False} for slot in slots]
         block = {"number": self.out_number, "fresh": fresh}
         return told, block, [self.out.descriptor] if fresh else []
 
@@ -268,21 +276,23 @@ class Session:
                 slot = slots.pop(0)
                 slot.view(self.out.bytes).copy_(tensor)
                 handle: bytes = self.out.handle
+                number = number_of(self.out.address)
             else:
-                handle, offset = found
+                handle, offset, number = found
                 slot = Slot(lay([tensor])[0][0].dtype, tuple(tensor.shape), tuple(tensor.stride()), offset)
-            told.append({**slot.record(), "handle": handle.hex(), "copied": copied})
+            told.append({**slot.record(), "handle": handle.hex(), "number": number, "copied": copied})
         torch.cuda.synchronize(self.device)
         return told, {"number": 0, "fresh": False}, []
 
-    def _handle_of(self, tensor: torch.Tensor) -> tuple[bytes, int] | None:
-        """The handle of the tensor's allocation and where in it the tensor begins; None when it cannot be shared."""
+    def _handle_of(self, tensor: torch.Tensor) -> tuple[bytes, int, int | None] | None:
+        """The handle of the tensor's allocation, where in it the tensor begins, and the allocation's number; None when
+        it cannot be shared."""
         if not tensor.numel():
             return None
         address = _data_ptr(tensor)
         try:
             base, _ = allocation_of(address)
-            return handle_of(base), address - base
+            return handle_of(base), address - base, number_of(base)
         except SharedMemoryError:
             return None
 

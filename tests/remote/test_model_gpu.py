@@ -57,6 +57,10 @@ class ModelNew(nn.Module):
         import cupy
         return torch.from_dlpack(cupy.full(100, 9, dtype=cupy.float32))
 
+    def frees(self, x, value):
+        torch.cuda.empty_cache()  # the last answer's memory goes back to the driver, and this one takes its place
+        return torch.full((1 << 23,), value, device=x.device)
+
     def refuses(self, x):
         raise ValueError("not this one")
 
@@ -98,6 +102,14 @@ def test_an_output_has_the_bits_of_a_call_in_this_process(worker):
     with torch.no_grad():
         assert torch.equal(model(x), truth.ln(x))
     assert all(torch.equal(value, truth.state_dict()[key]) for key, value in model.state().items())
+
+
+def test_memory_that_the_worker_frees_and_takes_anew_is_read_anew(worker):
+    model, x = worker.construct([SHAPE]), draw(6, 8)
+    for turn in range(40):  # more than mappings are kept
+        answer = model.call([x, float(turn)], method="frees").value
+        assert bool((answer == turn).all())
+    model.drop()
 
 
 @pytest.mark.parametrize("rows", [3, 70_000, 5])  # the block grows, and stays
