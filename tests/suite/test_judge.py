@@ -15,6 +15,8 @@ from kbsub.eval.tasks.cases import suite
 from support.paths import ROOT
 from support.stress_stand_ins import NATIVE, RIGHT, WRONG, source
 
+pytestmark = pytest.mark.usefixtures("warm_children")
+
 COMMON = {"task": "level1_40", "precision": "fp32", "kernelbench": None, "device": "cpu"}
 TASK = load_task(1, 40, kernelbench=None)
 HANDED = [case.name for case in task_cases(TASK).cases if case.name.startswith("handed/")]

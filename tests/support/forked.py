@@ -15,6 +15,11 @@ PRELOAD = [
     "torch",
     "torch._dynamo",
     "kbsub.eval.verdicts.guards.run",
+    "kbsub.eval.verdicts.identity.judge",
+    "kbsub.eval.verdicts.official.judge",
+    "kbsub.eval.suite.judge",
+    "kbsub.eval.suite.batch",
+    "kbsub.eval.remote.worker",
 ]  # torch.manual_seed imports _dynamo, a second each time
 
 
