@@ -20,6 +20,8 @@ from kbsub.eval.process.isolated import Outcome, Status
 from kbsub.eval.results.model import read_result
 from support.small_reference import REFERENCE
 
+pytestmark = pytest.mark.usefixtures("warm_children")
+
 MODEL = """
 import os, torch
 class ModelNew(torch.nn.Module):

@@ -14,6 +14,8 @@ from kbsub.eval.run import batch, task_size
 from kbsub.eval.run.task_size import estimate, most_bytes, refusals, too_large
 from support.paths import TESTS
 
+pytestmark = pytest.mark.usefixtures("warm_children")
+
 TASK = """
 import torch
 

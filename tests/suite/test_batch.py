@@ -11,6 +11,8 @@ from kbsub.eval.run.shared import SHARES, SharedStages
 from kbsub.eval.suite.batch import MAX_CRASHES, Finished, run_batch
 from support.stress_stand_ins import NATIVE, RIGHT, source
 
+pytestmark = pytest.mark.usefixtures("warm_children")
+
 COMMON = {"task": "level1_40", "precision": "fp32", "kernelbench": None, "device": "cpu"}
 CASES = ["normal/random/eps1e-05", "+1000/random/eps1e-05", "zero/random/eps1e-05"]
 

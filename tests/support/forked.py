@@ -20,6 +20,10 @@ PRELOAD = [
     "kbsub.eval.suite.judge",
     "kbsub.eval.suite.batch",
     "kbsub.eval.remote.worker",
+    "kbsub.eval.bench.child",
+    "kbsub.eval.measure.sweep_child",
+    "kbsub.eval.run.task_size",
+    "kbsub.adapters.environment",
 ]  # torch.manual_seed imports _dynamo, a second each time
 
 

@@ -19,6 +19,8 @@ from kbsub.eval.run.runner import Plan, _declared_payloads
 from kbsub.eval.tasks.declarations import DeclarationError, declaration_of, is_ours, read_declarations, read_declared
 from support.paths import ROOT, TESTS
 
+pytestmark = pytest.mark.usefixtures("warm_children")
+
 SUBMISSIONS = ROOT / "submissions"
 OWN = sorted(file for table in SUBMISSIONS.rglob("candidates.toml") for file in table.parent.glob("*.py"))
 OWN = [file for file in OWN if file.stem not in ("reference", "__init__")]
