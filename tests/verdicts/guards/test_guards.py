@@ -142,6 +142,7 @@ def test_with_its_guard_disabled_a_twin_is_not_caught_by_name(twin: str, nowhere
     assert {"guard": named, "reason": "disabled"} in verdict["not_checked"]
 
 
+@pytest.mark.slow  # the tests above and below, once more, to say one number
 def test_the_mutation_score_is_complete(nowhere: str) -> None:
     """Every twin caught, every honest candidate clean, in one number."""
     missed = []
