@@ -22,7 +22,7 @@ from filelock import FileLock
 from kbsub.eval.process.cell import probe
 from support.paths import TESTS
 
-TASK = str(TESTS / "support" / "small_layer_norm.py")
+TASK = str(TESTS / "support" / "small_layer_norm_task" / "reference.py")
 HONEST = """
 import torch.nn as nn
 

@@ -107,7 +107,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_refused(name):
     more, there, device, stages = REFUSED[name]
-    task = load_local_task(TESTS / "support" / "small_layer_norm.py")
+    task = load_local_task(TESTS / "support" / "small_layer_norm_task" / "reference.py")
     assert set(refusals(task, {**FOUND, **more}, there, device)) == stages
 
 
@@ -131,8 +131,8 @@ def test_small_tasks_cost_no_child(name):
 
 def test_a_small_task_asks_no_child(monkeypatch):
     monkeypatch.setattr(task_size, "run_isolated", lambda *given, **more: pytest.fail("a child was asked"))
-    task = load_local_task(TESTS / "support" / "small_layer_norm.py")
-    assert too_large(task, "local:small_layer_norm.py", None, "cpu") == {}
+    task = load_local_task(TESTS / "support" / "small_layer_norm_task" / "reference.py")
+    assert too_large(task, "local:reference.py", None, "cpu") == {}
 
 
 @pytest.mark.parametrize("ended", [Status.TIMEOUT, Status.CRASHED, Status.RUNTIME_ERROR])

@@ -155,7 +155,7 @@ def test_only_this_repositorys_files_share_a_child(tmp_path: Path) -> None:
     mine = submit(tmp_path, "mine", "", CONTROL)
     ladder = [SUBMISSIONS / "level1_40" / f"{stem}.py" for stem in ("split_eager", "native_torchscript")]
     files = (mine, *ladder)
-    task = load_local_task(TESTS / "support" / "small_layer_norm.py")
+    task = load_local_task(TESTS / "support" / "small_layer_norm_task" / "reference.py")
     plan = Plan(
         task,
         "level1_40",
