@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
+
 from kbsub.eval.process.isolated import Outcome, Status
 from kbsub.eval.run import shared as shared_stages
 from kbsub.eval.run.shared import SHARES, SharedStages
