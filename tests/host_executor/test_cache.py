@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from kbsub.eval.host_executor import build
-from support.forked import PRELOAD
 
 module: Any = importlib.import_module("kbsub.eval.host_executor.build")
 SOURCE = 'extern "C" __global__ void k(int* y) { y[0] = 43; }'
@@ -110,8 +109,7 @@ def build_some(folder: str, number: int, failures: Any) -> None:
 
 
 def test_processes_that_build_into_one_cold_cache_all_succeed(tmp_path):
-    context = multiprocessing.get_context("forkserver")  # as support.forked has it: torch is imported there already
-    context.set_forkserver_preload(PRELOAD)
+    context = multiprocessing.get_context("spawn")
     failures = context.Queue()
     each = [context.Process(target=build_some, args=(str(tmp_path), n, failures)) for n in range(3)]
     for process in each:

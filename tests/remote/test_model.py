@@ -16,7 +16,6 @@ from kbsub.eval.process.cell import Cell, probe
 from kbsub.eval.process.isolated import JudgeFailure, Status, run_isolated
 from kbsub.eval.remote.model import CandidateRaised, CandidateRefused, RemoteError, Worker, WorkerFailure
 from kbsub.eval.remote.values import ValueProblem
-from support import warm
 from support.paths import TESTS, child_path
 
 HERE = TESTS / "support" / "remote_candidates"
@@ -283,14 +282,8 @@ ILL = {
 }
 
 
-# How these processes end is seen through the cell's launcher; of the others it is what they send that matters.
-ENDS = ("hangs", "exits", "segfault", "aborts", "killed", "no frame at all", "floods")
-
-
 @pytest.mark.parametrize("way", ILL)
-def test_whatever_a_worker_does_instead_of_answering_is_the_rows_status(folder, way, monkeypatch):
-    if way not in ENDS:
-        warm.install(monkeypatch)
+def test_whatever_a_worker_does_instead_of_answering_is_the_rows_status(folder, way):
     with open(os.devnull, "wb") as nowhere, begin(folder, source("ill"), output=nowhere.fileno()) as worker:
         model = worker.construct([SHAPE])
         started = time.monotonic()

@@ -18,8 +18,6 @@ from kbsub.eval.run import batch as batches
 from kbsub.eval.run.batch import BatchError, Settings, evaluate, find_samples, prepare, read_row, row_path
 from support.paths import child_path
 
-pytestmark = pytest.mark.usefixtures("warm_children")
-
 SETTINGS = Settings(device="cpu", target="support.batch_targets:judge", timeout_s=30.0)
 
 
