@@ -20,8 +20,6 @@ from kbsub.eval.tasks.cases import FAIL, OFFICIAL_CASE, PASS, REFUSED, SKIPPED, 
 from kbsub.eval.verdicts.identity import judge as identity
 from support.forked import run_forked
 
-pytestmark = pytest.mark.usefixtures("warm_children")
-
 TASK = """
 import torch
 
