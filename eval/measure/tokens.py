@@ -160,7 +160,6 @@ def official(out: Path, kernelbench: Path | None) -> None:
     from kbsub.eval.run import runner
     from kbsub.eval.run.machine_facts import gpu_name
 
-    runner._cell = lambda plan, row: None  # no cell: the record must not claim one
     runner.run_isolated = in_this_process  # type: ignore[attr-defined, assignment]
     for precision in PRECISIONS:
         task = resolve_task(TASK, kernelbench=None, precision=precision)

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from kbsub.adapters.task import SEED, Task
-from kbsub.eval.process.cell import Cell
+from kbsub.eval.process.cell import Cell, CellProcess
 from kbsub.eval.process.frames import Channel, FrameError, check, printable
 from kbsub.eval.process.isolated import JudgeFailure, Status
 from kbsub.eval.remote.reading import FACTS_FORM, OutputReader, TensorFacts
@@ -77,7 +77,7 @@ class Worker:
     """One candidate in one confined process. Made by `start`; end it with `close` or a with statement."""
 
     def __init__(
-        self, child: subprocess.Popen[bytes], channel: Channel, cell: Cell, device: torch.device, timeout_s: float
+        self, child: CellProcess, channel: Channel, cell: Cell, device: torch.device, timeout_s: float
     ) -> None:
         self.child, self.channel, self.cell = child, channel, cell
         self.device, self.timeout_s = device, timeout_s
@@ -155,6 +155,12 @@ class Worker:
         reply = self._ask("construct", {"state": Any}, timeout_s, words, list(init_inputs))
         return RemoteModel(self, self._instances, self._forms(reply["state"]))
 
+    def confined(self) -> dict[str, Any]:
+        """What the process was confined by before it began, as it stands in a record."""
+        entered = self.child.entered()
+        assert entered is not None  # or `start` had failed
+        return entered.record()
+
     def close(self) -> None:
         """End the process and everything in the cell, and free what was shared."""
         self.cell.end(self.child)
@@ -172,6 +178,10 @@ class Worker:
 
     def _await_ready(self, timeout_s: float) -> None:
         try:
+            if self.child.entered(timeout_s) is None:
+                self._kill()
+                words = f"the cell cannot be entered, so nothing was run: {self.child.refusal}; see kbsub doctor"
+                raise WorkerFailure(Status.NOT_RUN, printable(words))
             self.channel.receive({"ready": bool}, timeout_s)
         except FrameError as error:
             self._kill()

@@ -35,6 +35,7 @@ class Confined:
         self.cell = Cell(candidate_folder(hashlib.sha256(source.encode()).hexdigest()))
         self.failures: list[WorkerFailure] = []
         self._worker: Worker | None = None
+        self._confined: dict[str, Any] | None = None
 
     def start(self) -> Worker:
         """The worker, started where there is none. Raises Lost, CandidateRaised or WorkerFailure."""
@@ -51,6 +52,7 @@ class Confined:
                 timeout_s=START_S,
             )
             self._worker.timeout_s = CALL_S
+            self._confined = self._worker.confined()
         return self._worker
 
     def failed(self, failure: WorkerFailure) -> None:
@@ -60,7 +62,7 @@ class Confined:
 
     def record(self) -> Mapping[str, Any]:
         """What a result says of where the candidate ran."""
-        return {"process": "worker", "confined": self.cell.confinement().record()}
+        return {"process": "worker", "confined": self._confined}
 
     def close(self) -> None:
         if self._worker is not None:
