@@ -34,7 +34,15 @@ LEVELS = ("namespaces", "landlock", "unconfined")  # from the best to none
 AUTO = "auto"  # the best that works; a level that is named is entered or nothing is run
 LEVEL_VARIABLE = "KBSUB_CELL"  # names a level, or auto, for this process and what it starts; the record says so
 REFUSE_VARIABLE = "KBSUB_CELL_REFUSE"  # for tests, by comma: what counts as refused here, as Cell.refuse
+WAY_OUT = {  # what a person can do about a level that is refused
+    "namespaces": "allow user namespaces: sysctl kernel.unprivileged_userns_clone=1 user.max_user_namespaces=9999 (on "
+    "Ubuntu kernel.apparmor_restrict_unprivileged_userns=0); in a container, a seccomp profile that lets unshare pass",
+    "landlock": "a kernel (5.13 or later) with Landlock among its security modules (lsm=landlock,...), not masked by "
+    "the container's seccomp profile",
+    "unconfined": "Linux, where a child can be started through the launcher",
+}
 LAUNCHER = Path(__file__).with_name("launcher.py")
+CELLS = "cells"  # below the user's cache: a folder a candidate
 _PROBE_TIMEOUT_S = 30.0
 _ENTER_TIMEOUT_S = 60.0
 _REPORT_LIMIT = 1 << 16
@@ -250,7 +258,7 @@ def candidate_folder(sha256: str) -> Path:
     """
     if re.fullmatch(r"[0-9a-f]{64}", sha256) is None:
         raise ValueError(f"{sha256!r} is no sha256: a candidate's cache is named by the 64 digits of its file's")
-    folder = Path(platformdirs.user_cache_dir("kbsub")) / "cells" / sha256
+    folder = Path(platformdirs.user_cache_dir("kbsub")) / CELLS / sha256
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError:

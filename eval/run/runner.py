@@ -300,13 +300,15 @@ def _record(row: Row, stage: VerdictKind, outcome: Outcome) -> None:
     if problem is not None:  # a judge's mistake, or words that a candidate put into its mouth, cost this stage alone
         words = f"the {stage.name} judge returned a malformed {stage.key}: {problem}"
         found, outcome = {}, replace(outcome, status=Status.RUNTIME_ERROR, value=None, message=words)
+    # A judge that runs no line of the candidate says what its worker was confined by.
+    confined = outcome.confined or found.get("confined")
     row.outcomes[stage.name] = outcome
     row.environment = found.pop("environment", None) or row.environment
     row.fields["stages"][stage.name] = {
         "status": outcome.status.value,
         "message": outcome.message,
         "seconds": round(outcome.seconds, 3),
-        **({"confined": outcome.confined} if outcome.confined else {}),
+        **({"confined": confined} if isinstance(confined, dict) else {}),
         # The child's own words, where a person will want them.
         **({"log": outcome.log[-4000:]} if outcome.status not in HONEST else {}),
     }
