@@ -362,6 +362,16 @@ def test_a_row_that_kills_every_worker_is_a_row_too(folder):
     assert rows[good]["status"] == "OK"
 
 
+@pytest.mark.slow
+def test_a_row_of_a_cluster_is_confined_as_one_here(folder):
+    from kbsub.eval.run import cluster
+
+    stem = written(folder, 0, "ms=1")
+    with cluster.local_client([{}]) as client:
+        rows = evaluate(prepare(folder, replace(SETTINGS, cell=None)), cluster.run_on(client))
+    assert rows[stem]["status"] == "OK" and rows[stem]["confined"] == probe().record(), rows
+
+
 WORKERS = [
     ({}, "none of its 0 workers holds"),
     ({"a": {"nthreads": 1, "resources": {}}}, "none of its 1 workers holds"),

@@ -68,7 +68,7 @@ def test_no_such_cell(honest: list[str]) -> None:
     assert done.returncode == 2 and "there are namespaces, landlock, unconfined, auto" in done.stderr
 
 
-@pytest.mark.parametrize("verb", ASKED)
+@pytest.mark.parametrize("verb", ["gate", "bench", pytest.param("eval", marks=pytest.mark.slow)])
 def test_a_fall_back_says_why_in_one_line_and_in_the_record(verb: str, honest: list[str], tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     more = ("--json", str(tmp_path / "gate.json")) if verb == "gate" else ()
@@ -86,6 +86,7 @@ def test_a_fall_back_says_why_in_one_line_and_in_the_record(verb: str, honest: l
         assert json.loads((tmp_path / "gate.json").read_text())["confined"].startswith("unconfined: namespaces: ")
 
 
+@pytest.mark.slow
 def test_the_option_goes_before_the_environment(honest: list[str], tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     arguments = (*honest, *ASKED["eval"], "--cell", "auto", "--out", str(out))
