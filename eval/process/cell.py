@@ -339,7 +339,8 @@ def attempt(level: str, refuse: Sequence[str] = ()) -> tuple[list[str] | None, s
     if done.returncode == 0:
         return json.loads(done.stdout), ""
     words = done.stderr.decode("utf-8", "replace").strip().splitlines()
-    return None, (words[-1] if words else f"exit code {done.returncode}")[:300]
+    last = words[-1].removeprefix("the cell cannot be entered: ") if words else f"exit code {done.returncode}"
+    return None, last[:300]
 
 
 def _interpreter_paths() -> list[Path]:
