@@ -38,10 +38,11 @@ def stop(verb: str, code: int, message: str) -> NoReturn:
     raise typer.Exit(code)
 
 
-def confine(verb: str, level: str) -> None:
+def confine(verb: str, level: str, *, here: bool = True) -> None:
     """Let everything that this process starts be confined as --cell says; a level that is refused here ends the call.
 
-    Where nobody asked and there is less than namespaces, one line on stderr says how much and why.
+    Where nobody asked and there is less than namespaces, one line on stderr says how much and why. `here` False: what
+    judges is on other machines, whose rows say what each has.
     """
     from kbsub.eval.process import cell
     from kbsub.eval.process.printable import one_line
@@ -50,6 +51,8 @@ def confine(verb: str, level: str) -> None:
         stop(verb, EXIT_USAGE, f"--cell {level}: there are {', '.join((*cell.LEVELS, cell.AUTO))}")
     if level != (os.environ.get(cell.LEVEL_VARIABLE) or cell.AUTO):
         os.environ[cell.LEVEL_VARIABLE] = level
+    if not here:
+        return
     found = cell.probe()
     if level == cell.AUTO:
         if found.level != cell.LEVELS[0]:

@@ -58,8 +58,7 @@ def command(
     stages = tuple(name.strip() for name in only.split(",") if name.strip()) or DEFAULT_KINDS
     if unknown := [name for name in stages if name not in KINDS]:
         _stop(2, f"--only {','.join(unknown)}: no such stage; there are {', '.join(KINDS)}")
-    if not scheduler:  # its workers are elsewhere: each row says what its own machine has
-        common.confine("eval", cell)
+    common.confine("eval", cell, here=not scheduler)
     gpu = common.gpu_of("eval", device)
     if device.startswith("cuda") and gpu is None:
         _stop(common.EXIT_NO_GPU, no_such_gpu(device))
