@@ -16,7 +16,6 @@ from kbsub.eval.bench.parent import run_bench
 from kbsub.eval.bench.plan import BenchPlan, CandidateFile, SceneSpec
 from kbsub.eval.bench.record import _floors, store
 from kbsub.eval.bench.timing import TimingProtocol
-from kbsub.eval.process.cell import candidate_folder, probe
 from kbsub.eval.process.isolated import Outcome, Status
 from kbsub.eval.results.model import read_result
 from support.small_reference import REFERENCE
@@ -149,31 +148,6 @@ def test_orders_and_quality_are_kept_with_the_run(benched):
     assert scene["quality"]["before"]["available"] is False
     assert "upstream's methods need CUDA" in scene["upstream_methods"]
     assert scene["bytes"] == 4 * (4 * 12 + 12 + 12 + 4 * 12)
-
-
-def test_the_run_says_what_its_programs_were_confined_by(benched):
-    _, record, out, _ = benched
-    stored = json.loads(out.read_text())["bench"]["runs"][record.run]["confined"]
-    assert stored == record.confined and stored["level"] == probe().level
-
-
-def test_a_timed_candidate_writes_nothing_but_its_cache(reference, tmp_path, monkeypatch):
-    """Nor into the cache of a candidate that is timed without it."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    victims = [tmp_path / "neighbour.py", candidate_folder("0" * 64) / "victim"]
-    for victim in victims:
-        victim.write_text("honest")
-    body = f"""for victim in {[str(each) for each in victims]!r}:
-            try:
-                open(victim, "a").write("changed")
-            except OSError:
-                print("refused")"""
-    plan = plan_of(reference, [candidate("honest", body)])
-    record = run_bench(plan)
-    assert record.rows(plan.scenes[0])["honest"]["status"] == "OK", record.notes
-    if record.confined["level"] == "unconfined":
-        pytest.skip(f"cell: {record.confined}")
-    assert [victim.read_text() for victim in victims] == ["honest"] * 2
 
 
 def test_a_second_run_drops_the_numbers_of_a_program_that_now_fails(benched, reference, tmp_path):
