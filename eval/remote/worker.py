@@ -216,7 +216,7 @@ class Session:
             self.blocks[told["id"]] = _HostView(_map_host(descriptors[0], told["nbytes"]))
 
     def tensors_of(self, request: dict[str, Any]) -> list[torch.Tensor]:
-        """The arguments of a request; with `same`, the very tensors of the last such call, if they lie where those lay."""
+        """The arguments of a request; with `same`, the very tensors of the last such call, if they lay there."""
         slots = [Slot.checked(told, 1 << 62) for told in request["slots"]]
         if not request.get("same"):
             return [slot.view(self.blocks[request["block"]].bytes) for slot in slots]

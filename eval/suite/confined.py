@@ -46,7 +46,7 @@ class Confined:
                 self.task,
                 cell=self.cell,
                 device=self.device,
-                host_cache=_host_cache() if self.hosted else None,
+                host_cache=host_cache() if self.hosted else None,
                 hosted="SMALL_LIMITS" if self.hosted else None,
                 timeout_s=START_S,
             )
@@ -96,7 +96,8 @@ class Instance:
         return reply.value
 
 
-def _host_cache() -> str:
+def host_cache() -> str:
+    """The folder of the host executor's compiled runtime, which is copied into a cell."""
     from kbsub.eval.host_executor.build import cache_folder
 
     return str(cache_folder())
