@@ -6,6 +6,7 @@ can only ask inside the candidate's own process do so in another one, in the can
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -149,6 +150,7 @@ def _from_inside(
 ) -> JudgeFailure | None:
     """Add what the process inside says, as far as it has the form of an answer; the problem of the whole run."""
     if outcome.status is not Status.OK:
+        print(outcome.log, file=sys.stderr)  # it belongs to the log of this stage
         return problem or JudgeFailure(outcome.status, f"inside the candidate's process: {outcome.message}")
     try:
         said = _checked(outcome.value, disabled)
