@@ -21,6 +21,7 @@ from kbsub.eval.verdicts.guards.rig import LOOSE, Pair, distance, nearer, rms, s
 
 POISON_BLOCKS = 8  # freed blocks of the output's size: more than any allocator hands out for one forward
 EARLIER_OUTPUTS = 5  # held while later calls run: a ring of up to four buffers shows
+ONE_ELEMENT = ("in one element", "in one more element", "in a third element")  # one place may be in a sample
 FLUSH_BYTES = 256 << 20  # upstream's L2 flush; on this task exactly the size of the output
 
 
@@ -137,6 +138,14 @@ def _refill(x: torch.Tensor, new: torch.Tensor) -> None:
     x.copy_(mixed.view(x.shape))
 
 
+def _change_one(x: torch.Tensor) -> None:
+    """One element at a place that nobody can know becomes larger than all: a key made of a sample is the old one."""
+    generator = torch.Generator()
+    generator.seed()
+    place = tuple(int(torch.randint(size, (1,), generator=generator)) for size in x.shape)
+    x[place] = min(16 * float(x.abs().max()) + 1, torch.finfo(x.dtype).max / 4)
+
+
 @guard("behaviour", "Does a change of the contents at the same address change the answer?")
 def cached_by_pointer(rig: RemoteRig) -> list[str]:
     """The candidate is given the same tensor at the same address; its version counter moves only the first time."""
@@ -144,11 +153,13 @@ def cached_by_pointer(rig: RemoteRig) -> list[str]:
     x = inputs[rig.main_index]
     old = rig.truth(pair, inputs)
     rig.call(pair, inputs, same=True)
-    for seed, silently in ((2, False), (3, True)):
-        _refill(x, rig.main_input(seed))
+    for how in ("in place", "without its version counter moving", *ONE_ELEMENT):
+        if how in ONE_ELEMENT:
+            _change_one(x)
+        else:
+            _refill(x, rig.main_input(2 if how == "in place" else 3))
         truth = rig.truth(pair, inputs)
-        if found := nearer(rig.call(pair, inputs, same=True, touch=not silently), old, truth):
-            how = "without its version counter moving" if silently else "in place"
+        if found := nearer(rig.call(pair, inputs, same=True, touch=how == "in place"), old, truth):
             distances = f"rms distance {found[0]:.3g}, to the true one {found[1]:.3g}"
             return [f"x changed {how}: the answer is the old one ({distances})"]
         old = truth
@@ -210,6 +221,12 @@ def cached_in_timed_trials(rig: RemoteRig) -> list[str]:
         away = distance(answer, truth) / rms(truth)
         if away > LOOSE:
             return [f"timed trial {trial}: the output is off by {away:.3g} of its rms; nobody looks at it while timing"]
+    for how in ONE_ELEMENT:
+        old = truth
+        _change_one(x)
+        truth = rig.truth(pair, inputs)
+        if nearer(rig.call(pair, inputs, grad=True, same=True), old, truth):
+            return [f"while it is timed, x changes {how}, and the answer is still the old one"]
     return []
 
 
