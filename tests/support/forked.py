@@ -86,7 +86,9 @@ class Forked:
             os.kill(self.pid, number)
 
 
-def _popen(cell: Any, command: Sequence[str], *, env: Any = None, stdin: Any = None, stdout: Any = None, **_: Any) -> Any:
+def _popen(
+    cell: Any, command: Sequence[str], *, env: Any = None, stdin: Any = None, stdout: Any = None, **_: Any
+) -> Any:
     """Stands for Cell.popen: `python ... -m MODULE WORDS`, forked."""
     at = list(command).index("-m")
     return Forked(command[at + 1], command[at + 2 :], env or {}, stdin, stdout)
