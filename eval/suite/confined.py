@@ -31,8 +31,11 @@ class Lost(Exception):
 class Confined:
     """One candidate and its worker. `start` raises what Worker.start raises; end it with `close`."""
 
-    def __init__(self, source: str, task: Task, device: torch.device, hosted: bool) -> None:
+    def __init__(
+        self, source: str, task: Task, device: torch.device, hosted: bool, *, workers: int | None = None
+    ) -> None:
         self.source, self.task, self.device, self.hosted = source, task, device, hosted
+        self.workers = workers  # processes that execute kernels, where it is hosted
         self.cell = Cell(candidate_folder(hashlib.sha256(source.encode()).hexdigest()))
         self.failures: list[WorkerFailure] = []
         self.peak_bytes: int | None = None  # the most that one of its processes took, by its own word
@@ -51,6 +54,7 @@ class Confined:
                 device=self.device,
                 host_cache=host_cache() if self.hosted else None,
                 hosted="SMALL_LIMITS" if self.hosted else None,
+                workers=self.workers,
                 timeout_s=START_S,
             )
             self._worker.timeout_s = CALL_S

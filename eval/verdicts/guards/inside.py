@@ -47,7 +47,7 @@ def judge_inside(payload: dict[str, Any], progress: Progress) -> dict[str, Any]:
         with watch.candidate("the file, while it was executed,"):
             model = load_candidate(payload["candidate_source"], task, modules=modules)
         by_isolation.check_task(watch, modules.context, before)
-        if payload["hosted"] and "cuda_module" in modules.context:
+        if payload["hosted"]:
             from kbsub.eval.host_executor import SMALL_LIMITS, HostExecutor, adopt
 
             adopt(modules.context, SMALL_LIMITS, HostExecutor(workers=1))

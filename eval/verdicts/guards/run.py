@@ -6,6 +6,7 @@ can only ask inside the candidate's own process do so in another one, in the can
 
 from __future__ import annotations
 
+import ast
 import sys
 import time
 from collections.abc import Mapping
@@ -60,15 +61,14 @@ def judge_candidate(payload: dict[str, Any], progress: Progress) -> dict[str, An
     if device.type == "cuda":
         device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
         torch.cuda.set_device(device)
-    # The candidate's kernels are executed on the CPU, its forward unmodified.
-    hosted = device.type == "cpu" and cuda_source_of(payload["candidate_source"]) == "CUDA_SOURCE"
+    hosted = device.type == "cpu" and _runs_hosted(payload["candidate_source"])
     if hosted:
         from kbsub.eval.host_executor.build import require_host
 
         require_host()
     calls = payload.get("guards_calls") or (HOSTED_CALLS if hosted else DEFAULT_CALLS)
     found = Findings([], [], [{"guard": name, "reason": "disabled"} for name in REGISTER if name in disabled])
-    confined = Confined(payload["candidate_source"], task_from_payload(payload), device, hosted)
+    confined = Confined(payload["candidate_source"], task_from_payload(payload), device, hosted, workers=1)
     problem: JudgeFailure | None = None
     try:
         _from_outside(found, confined, calls, disabled, progress)
@@ -106,6 +106,13 @@ def judge_candidate(payload: dict[str, Any], progress: Progress) -> dict[str, An
         "not_checked": found.not_checked,
         "confined": confined.cell.confinement().record(),
     }
+
+
+def _runs_hosted(source: str) -> bool:
+    """Whether its kernels are executed on the CPU, its forward unmodified: it launches by the shared loader lines."""
+    if cuda_source_of(source) != "CUDA_SOURCE":
+        return False
+    return any(getattr(node, "name", "") == "cuda_module" for node in ast.parse(source).body)
 
 
 def _reason(problem: JudgeFailure) -> str:
