@@ -1,4 +1,4 @@
-"""The guards' processes as the product starts them: what they share with the candidate, and what it can say of itself."""
+"""The guards' processes as the product starts them: what they share with the candidate, and what it can say."""
 
 from __future__ import annotations
 
