@@ -60,7 +60,7 @@ class RemoteRig(Rig):
         poison: Poison | None = None,
         keep: int | None = None,
     ) -> torch.Tensor:
-        """See Rig.call; the others are those of RemoteModel.call. Inputs of the same forms come at the same address."""
+        """See Rig.call; the others are those of RemoteModel.call. The same tensors come at the same addresses."""
         self.last = _sent(
             lambda: pair.candidate.call(inputs, grad=grad, same=same, touch=touch, poison=poison, keep=keep)
         )
