@@ -298,8 +298,8 @@ class RemoteModel:
 
         The tensors are copied to memory that the worker sees, with their strides and their alignment, and compared
         with it afterwards: inputs of the same forms and alignment come at the same addresses. same: then as the same
-        tensor objects, too, as those of the last call that said so. touch: whose version counters move. keep: a number under which `read`
-        finds what was returned. Raises RemoteError.
+        tensor objects, too, as those of the last call that said so. touch: whose version counters move. keep: a number
+        under which `read` finds what was returned. Raises RemoteError.
         """
         told = None if poison is None else poison.record()
         words = {"method": method, "grad": grad, "poison": told, "same": same, "touch": touch, "keep": keep}
