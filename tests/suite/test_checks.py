@@ -13,6 +13,8 @@ from kbsub.eval.suite.judge import judge_many
 from kbsub.eval.suite.models import Workshop, entrant, task_cases
 from kbsub.eval.tasks.cases import Parameters, suite
 
+pytestmark = pytest.mark.usefixtures("warm_children")
+
 TASK = load_task(1, 40, kernelbench=None)
 CPU = torch.device("cpu")
 MEGABYTES = 300  # of a candidate that keeps much
