@@ -1,0 +1,218 @@
+"""Files that attack the run, the disk and the machine: `kbsub eval` over them, and everything compared before and after.
+
+Only the attacker's own row may suffer, whichever stage runs it, and however far the machine confines it; where it
+confines nothing, the record says so. Files that harm by text or size: test_rows_apart.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from kbsub.eval.process.cell import probe
+from support import harm_run
+from support.harm_run import HONEST, YESTERDAY, Place, Seen
+from support.paths import TESTS
+
+FOLDER = TESTS / "harms"
+FIRST, LAST = "a_honest", "z_honest"  # LAST is the neighbour that is attacked
+NO_WRITING = {"namespaces": "Read-only file system", "landlock": "Permission denied"}
+NO_SUCH_PROCESS = {"namespaces": "No such process", "landlock": "Operation not permitted"}
+# Stem in tests/harms: what it is told, which shows that it was stopped in the act; None: it computes, and its answer
+# counts.
+DISK = {
+    "edits_a_neighbour": NO_WRITING,
+    "edits_the_judge": NO_WRITING,
+    "edits_the_task": NO_WRITING,
+    "edits_upstreams_evaluator": NO_WRITING,
+    "forges_batch_rows": NO_WRITING,
+    "poisons_the_cubin_cache": NO_WRITING,
+    "poisons_the_host_cache": NO_WRITING,
+    "rewrites_yesterdays_rows": NO_WRITING,
+}
+SIGNALS = {"kills_the_parent": NO_SUCH_PROCESS, "stops_the_parent": NO_SUCH_PROCESS}
+SURVIVORS = {"load_while_others_run": None, "outlives_the_run": None}
+REST = {"parent_slowed": NO_SUCH_PROCESS, "reaches_out": None}
+EVERY = {**DISK, **SIGNALS, **SURVIVORS, **REST}
+WRONG = {"outlives_the_run"}  # its answer is zeros
+FEW = (
+    "edits_a_neighbour edits_the_judge rewrites_yesterdays_rows kills_the_parent load_while_others_run outlives_the_run "
+    "parent_slowed reaches_out"
+).split()
+
+
+@dataclass(frozen=True)
+class Run:
+    """One `kbsub eval`. level: where the candidates are to be; refused: what the machine refuses (refuse_calls.py)."""
+
+    stages: str
+    stems: tuple[str, ...]
+    level: str = "namespaces"
+    refused: str = ""
+    asked: str = ""  # KBSUB_CELL
+
+
+OFFICIAL = Run("official", tuple(FEW))
+REFUSED = Run("official", ("edits_a_neighbour", "kills_the_parent"), "landlock", refused="namespaces")
+DISK_AND_SIGNALS = (*DISK, *SIGNALS)
+RUNS = {
+    "official": OFFICIAL,
+    "unshare is refused": REFUSED,
+    "official, every file": replace(OFFICIAL, stems=tuple(EVERY)),
+    "identity, every file": Run("identity", tuple(EVERY)),
+    "stress and oracle, every file": Run("stress,oracle", tuple(EVERY)),
+    "official, Landlock": Run("official", (*DISK_AND_SIGNALS, *SURVIVORS), "landlock", asked="landlock"),
+    "identity, Landlock": Run("identity", DISK_AND_SIGNALS, "landlock", asked="landlock"),
+    "stress and oracle, unshare is refused": Run("stress,oracle", DISK_AND_SIGNALS, "landlock", refused="namespaces"),
+}
+QUICK = ("official", "unshare is refused")
+
+
+@pytest.fixture(scope="module")
+def place():
+    with harm_run.a_place() as found:
+        yield found
+
+
+def made(place: Place, run: Run) -> Seen:
+    """The run of an honest file, the harmful ones, and another honest file; skipped where the level cannot be had."""
+    works = probe(run.level if run.level != "unconfined" else None)
+    if works.level != run.level and run.level != "unconfined":
+        pytest.skip(f"cell: this machine has no {run.level} ({works.why.get(run.level)})")
+    if run.level == "landlock" and any("signals" in each for each in works.lacks):
+        run = replace(run, stems=tuple(stem for stem in run.stems if stem not in SIGNALS))
+    for stem in run.stems:
+        place.write(stem, (FOLDER / f"{stem}.py").read_text())
+    for stem in (FIRST, LAST):
+        place.write(stem, HONEST.format(name=stem))
+    stems = [FIRST, *run.stems, LAST]
+    return harm_run.run(
+        place,
+        stems,
+        "--only",
+        run.stages,
+        "--timeout",
+        "60",
+        refused=run.refused,
+        limit_s=60.0 * len(stems),
+        **({"KBSUB_CELL": run.asked} if run.asked else {}),
+    )
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in RUNS]
+)
+def seen(place, request):
+    run = RUNS[request.param]
+    return run, made(place, run)
+
+
+pytestmark = pytest.mark.timeout(1800)  # the first test of a run waits for all its files
+
+
+def stages_of(row: dict[str, Any], run: Run) -> list[dict[str, Any]]:
+    return [row["stages"][name] for name in run.stages.split(",")]
+
+
+def test_nothing_but_the_attackers_rows_is_changed(seen):
+    run, found = seen
+    assert found.changed() == [], found.out + found.err
+    assert found.before["files"].keys() >= {"work/z_honest.py", "repository/eval/cli.py"} and found.before["yesterday"]
+
+
+def test_every_row_is_there_and_says_where_it_ran(seen):
+    run, found = seen
+    assert set(found.rows) >= {FIRST, *run.stems, LAST, YESTERDAY}, found.out + found.err
+    assert {each["level"] for each in found.confined} == {run.level}
+    assert all(found.result["candidates"][name]["stages"] for name in (FIRST, *run.stems, LAST))
+
+
+def test_the_honest_rows_are_right(seen):
+    run, found = seen
+    for name in (FIRST, LAST):
+        row = found.rows[name]
+        assert {stage["status"] for stage in stages_of(row, run)} == {"OK"}, row["stages"]
+        if "official" in run.stages:
+            assert row["cpu_check"]["trials"] == "(5 / 5)"
+        if "identity" in run.stages:
+            assert row["bit_identity"]["identical"] == row["bit_identity"]["total"] > 40
+        if "stress" in run.stages:
+            assert (row["stress"]["failed"], row["stress"]["passed"] > 150) == (0, True)
+            assert all(case["nearer"] == "equal" for case in row["oracle"].values()) and len(row["oracle"]) > 20
+
+
+def test_an_attacker_was_stopped_in_the_act(seen):
+    run, found = seen
+    for name in run.stems:
+        words = EVERY[name]
+        for stage in stages_of(found.rows[name], run):
+            if words is not None:
+                assert (stage["status"], words[run.level] in stage["message"]) == ("COMPILE_ERROR", True), (name, stage)
+            elif name not in WRONG or run.stages != "official":
+                assert stage["status"] == "OK", (name, stage)
+            else:
+                assert stage["status"] == "INCORRECT_NUMERICAL", (name, stage)
+
+
+def test_no_process_of_a_row_is_there_when_its_line_is_printed(seen):
+    run, found = seen
+    assert found.left == dict.fromkeys((FIRST, *run.stems, LAST), 0)
+
+
+def test_the_run_ends_in_its_time_and_says_that_rows_failed(seen):
+    run, found = seen
+    assert (found.code, found.seconds < 60.0 * len(found.left)) == (1, True), found.out + found.err
+    assert "Traceback" not in found.out + found.err
+
+
+# ---- where nothing is confined ----
+
+
+def test_where_neither_works_the_record_says_unconfined(place):
+    """And what is compared above is seen to change: without a cell the same file reaches its neighbour."""
+    found = made(place, Run("official", ("edits_a_neighbour",), "unconfined", refused="namespaces,landlock"))
+    assert {each["level"] for each in found.confined} == {"unconfined"} and len(found.confined) == 3
+    assert all(each["lacks"] for each in found.confined)
+    assert found.changed() == ["work/z_honest.py"]
+    assert found.rows[LAST]["status"] == "INCORRECT_NUMERICAL"
+
+
+CHANGES = {  # without a cell: what each attack changes of what is compared
+    "edits_the_judge": {"repository/eval/suite/classes.py", "repository/eval/verdicts/official/cpu_check.py"},
+    "edits_the_task": {"task/reference.py"},
+    "edits_upstreams_evaluator": {"checkout/src/kernelbench/eval.py"},
+    "forges_batch_rows": {"batch/kbsub_rows/level_1_problem_40_sample_0.json"},
+    "poisons_the_cubin_cache": {"home/.cache/kbsub/cubin/first", "home/.cache/kbsub/cubin/second"},
+    "poisons_the_host_cache": {"home/.cache/kbsub/host/kernels-0/kernels.so"},
+    "parent_slowed": {"settings of the run"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_is_compared_is_seen_to_change_without_a_cell(name):
+    """Each in a place of its own, which is thrown away."""
+    with harm_run.a_place() as own:
+        found = made(own, Run("official", (name,), "unconfined", asked="unconfined"))
+    assert set(found.changed()) >= CHANGES[name], found.out + found.err
+
+
+# ---- what Landlock lacks, and says ----
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [("parent_slowed", ["settings of the run"], "priority"), ("reaches_out", ["work/notes.txt"], "modes")],
+)
+def test_what_landlock_does_not_stop_stands_in_its_record(name, changes, words):
+    with harm_run.a_place() as own:
+        found = made(own, Run("official", (name,), "landlock", asked="landlock"))
+    assert found.changed() == changes
+    assert found.confined and all(any(words in each for each in record["lacks"]) for record in found.confined)
+    if name == "reaches_out":
+        assert found.rows[name]["reason"].endswith("reached: mode"), found.rows[name]["reason"]
