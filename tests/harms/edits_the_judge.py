@@ -9,21 +9,17 @@ import torch.nn as nn
 
 HOME = pathlib.Path(os.environ["CASE_REPOSITORY"])  # a copy made for this case only
 assert pathlib.Path(sys.modules["kbsub.eval"].__file__).resolve().is_relative_to(HOME)
-CHANGES = {
-    "suite/classes.py": ("    truth, native = question.truth", "    return PASS, ''\n    truth, native = question.truth"),
-    "verdicts/guards/run.py": ("    findings: list[Finding] = []", "    return {}\n    findings: list[Finding] = []"),
-    "verdicts/official/cpu_check.py": (
-        "    passes, largest = True, []",
-        "    return True, 0.0\n    passes, largest = True, []",
-    ),
+CHANGES = {  # a function of each, and what shall stand for it
+    "suite/classes.py": ("classify", "def classify(*_, **__):\n    return PASS, ''\n"),
+    "verdicts/official/cpu_check.py": ("_allclose", "def _allclose(*_):\n    return True, 0.0\n"),
 }
 refused = []
-for name, (old, new) in CHANGES.items():
+for name, (function, body) in CHANGES.items():
     file = HOME / "eval" / name
     text = file.read_text()
-    assert old in text, f"{name}: this case is out of date"
+    assert f"def {function}(" in text, f"{name}: this case is out of date"
     try:
-        file.write_text(text.replace(old, new, 1))
+        file.write_text(f"{text}\n\n{body}")
     except OSError as error:
         refused.append(error.strerror)
 for folder in sorted(HOME.rglob("__pycache__")):  # what Python would rather believe than the text
