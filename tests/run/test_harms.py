@@ -169,6 +169,45 @@ def test_the_run_ends_in_its_time_and_says_that_rows_failed(seen):
     assert "Traceback" not in found.out + found.err
 
 
+# ---- files that harm by text or size, where test_rows_apart.py does not ask ----
+
+# Stem: the end of its stage under identity; and under stress, where what a call raises or ends is a failed case of its
+# own, so that oracle has no case with an answer.
+CASES = "OK, NOT_RUN"
+TEXTS = {
+    "ansi_in_message": ("RUNTIME_ERROR", CASES),
+    "big_stdout": ("OK", "OK, OK"),
+    "deep_recursion": ("CRASHED", CASES),
+    "exit0_with_fake_verdict": ("CRASHED", CASES),
+    "frame_that_the_parent_trips_on": ("COMPILE_ERROR", "COMPILE_ERROR, COMPILE_ERROR"),
+    "noncharacter_in_message": ("RUNTIME_ERROR", CASES),
+    "surrogate_in_message": ("RUNTIME_ERROR", CASES),
+    "writes_on_parents_stdout": ("COMPILE_ERROR", "COMPILE_ERROR, COMPILE_ERROR"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stages", ["identity", "stress,oracle"])
+def test_text_and_size_cost_their_own_row_in_every_stage(place, stages):
+    run = Run(stages, tuple(TEXTS))
+    found = made(place, run)
+    assert found.changed() == [], found.out + found.err
+    ends = {name: ", ".join(stage["status"] for stage in stages_of(found.rows[name], run)) for name in TEXTS}
+    assert ends == {name: end[0 if stages == "identity" else 1] for name, end in TEXTS.items()}
+    test_the_honest_rows_are_right((run, found))
+    if stages != "identity":
+        failed = {name: (found.rows[name].get("stress") or {}).get("passed", 0) for name in TEXTS}
+        assert failed == {**dict.fromkeys(TEXTS, 0), "big_stdout": found.rows[FIRST]["stress"]["passed"]}
+    unfit = [line for line in (found.out + found.err).split("\n") if not line.isprintable() or line.startswith("::")]
+    assert unfit == [] and "official: pass" not in found.out
+
+
+def test_every_harmful_file_is_in_a_table():
+    """Of tests/harms; test_rows_apart.py has the files of text and size under official, and three more under gate."""
+    others = {"t2_xml_text", "t3_surrogate", "u2_nonascii_error"}
+    assert {file.stem for file in FOLDER.glob("*.py")} == {*EVERY, *TEXTS, *others}
+
+
 # ---- where nothing is confined ----
 
 

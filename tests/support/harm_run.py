@@ -152,6 +152,7 @@ def _furnished(place: Place) -> Place:
     for name, data in others.items():
         (place.caches / name).parent.mkdir(parents=True, exist_ok=True)
         (place.caches / name).write_bytes(data)
+    (place.folder / "home" / ".cupy" / "kernel_cache").mkdir(parents=True)  # made by whoever imports CuPy
     rows = place.folder / "batch" / "kbsub_rows"
     rows.mkdir(parents=True)
     (rows / "level_1_problem_40_sample_0.json").write_text('{"status": "INCORRECT_NUMERICAL", "key": "0"}')
@@ -345,7 +346,7 @@ def run(
         def read(stream: Any) -> None:
             for line in stream:
                 lines.append(line)
-                if match := re.match(r"(\w+): official ", line):
+                if match := re.match(r"(\w+): \w+ [A-Z_]+[ ,]", line):
                     left[match[1]] = len(marked(place.mark))
 
         threads = [threading.Thread(target=watch), threading.Thread(target=read, args=(child.stdout,))]
