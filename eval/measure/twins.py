@@ -2,8 +2,9 @@
 
     kbsub measure twins --out results/h200/twins.json
 
-A label in twins.toml names the guard that catches its twin, or in `caught_by` the verdicts each of which does. Several twins share the GPU at once, so nothing here is a timing: the file keeps verdicts only. It is written after
-every twin. Exit code 1 when a twin is not caught by what is named for it, or its label in twins.toml is wrong.
+A label in twins.toml names the guard that catches its twin, or in `caught_by` the verdicts each of which does. Several
+twins share the GPU at once, so nothing here is a timing: the file keeps verdicts only. It is written after every twin.
+Exit code 1 when a twin is not caught by what is named for it, or its label in twins.toml is wrong.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ OFFICIAL, GUARDS = "kbsub.eval.verdicts.official.judge:judge", "kbsub.eval.verdi
 
 
 def measure(file: Path, label: dict[str, Any], shared: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-    """One twin through upstream's evaluator (on a GPU only), the guards and the verdicts named, each in its own child."""
+    """One twin through upstream's evaluator (on a GPU), the guards and the verdicts named, each in its own child."""
     source = file.read_text("utf-8")
     payload = {**shared, "candidate": file.name, "candidate_source": source, "stem": file.stem, "declaration": {}}
     on_gpu = shared["device"] != "cpu"

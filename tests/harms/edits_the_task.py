@@ -1,4 +1,4 @@
-"""Edits the verified checkout after it was verified, and a local task: later rows are judged against another program."""
+"""Edits the checkout after it was verified, and a local task: later rows are judged against another program."""
 
 import os
 import pathlib

@@ -1,4 +1,4 @@
-"""Edits src/kernelbench/eval.py of the checkout that was verified when the run began: the next rows' children import it."""
+"""Edits src/kernelbench/eval.py of the verified checkout: the children of the next rows import it."""
 
 import os
 import pathlib

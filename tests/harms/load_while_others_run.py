@@ -1,4 +1,4 @@
-"""Leaves two busy processes (tiny: 45 s, then they end) with an empty environment: the rows after this one are slowed."""
+"""Leaves two busy processes (45 s, then they end) with an empty environment: the rows after this one are slowed."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Puts another library where the host executor keeps a neighbour's compiled kernels, and into a neighbour's own cache."""
+"""Puts another library where the host executor keeps a neighbour's kernels, and into a neighbour's own cache."""
 
 import glob
 import os

@@ -29,7 +29,8 @@ def mounts():
             for flags in (32, 32 | 4096):  # MS_REMOUNT, with MS_BIND
                 yield libc.mount(None, place, None, flags, None)
             yield libc.umount2(place, 2)
-            yield libc.syscall(442, -100, place, 0, bytes(8) + b"\1" + bytes(23), 32)  # mount_setattr: not read-only
+            if os.statvfs(place).f_flag & os.ST_RDONLY:
+                yield libc.syscall(442, -100, place, 0, bytes(8) + b"\1" + bytes(23), 32)  # mount_setattr: not so
             yield libc.mount(b"none", place, b"tmpfs", 0, None)
         libc.unshare(0x10000000 | 0x00020000)  # once more with a user and a mount namespace of its own
 

@@ -31,7 +31,10 @@ CHEATS = (*BY_VALUE, *BY_ACT)
 CONTROL = "honest_control"
 STAGES = ("identity", "stress", "oracle")
 # "--only" of a run, and its cheats.
-RUNS = {"stress, one cheat": ("stress", ("native_replaced_everywhere",)), **{stage: (stage, CHEATS) for stage in STAGES}}
+RUNS = {
+    "stress, one cheat": ("stress", ("native_replaced_everywhere",)),
+    **{stage: (stage, CHEATS) for stage in STAGES},
+}
 
 pytestmark = pytest.mark.timeout(900)  # the first test of a run waits for all its files
 
@@ -99,7 +102,8 @@ def test_a_cheat_fails_by_its_values(judged):
 
 def lost(case: dict[str, Any]) -> bool:
     """Whether a case of the suite was not answered, or the answer not compared."""
-    return case["class"] == FAIL and case.get("reason", "").startswith(("raised", "lost", "crashed", "timeout", "out of"))
+    ends = ("raised", "lost", "crashed", "timeout", "out of memory")
+    return case["class"] == FAIL and case.get("reason", "").startswith(ends)
 
 
 def test_a_cheat_that_writes_to_its_judge_fails_for_that(judged):

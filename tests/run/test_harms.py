@@ -1,4 +1,4 @@
-"""Files that attack the run, the disk and the machine: `kbsub eval` over them, and everything compared before and after.
+"""Files that attack the run, the disk and the machine: `kbsub eval` over them, everything compared before and after.
 
 Only the attacker's own row may suffer, whichever stage runs it, and however far the machine confines it; where it
 confines nothing, the record says so. Files that harm by text or size: test_rows_apart.py.
@@ -6,8 +6,6 @@ confines nothing, the record says so. Files that harm by text or size: test_rows
 
 from __future__ import annotations
 
-import contextlib
-import json
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,8 +38,8 @@ REST = {"parent_slowed": NO_SUCH_PROCESS, "reaches_out": None}
 EVERY = {**DISK, **SIGNALS, **SURVIVORS, **REST}
 WRONG = {"outlives_the_run"}  # its answer is zeros
 FEW = (
-    "edits_a_neighbour edits_the_judge rewrites_yesterdays_rows kills_the_parent load_while_others_run outlives_the_run "
-    "parent_slowed reaches_out"
+    "edits_a_neighbour edits_the_judge rewrites_yesterdays_rows kills_the_parent load_while_others_run "
+    "outlives_the_run parent_slowed reaches_out"
 ).split()
 
 
@@ -119,7 +117,7 @@ def stages_of(row: dict[str, Any], run: Run) -> list[dict[str, Any]]:
 
 
 def test_nothing_but_the_attackers_rows_is_changed(seen):
-    run, found = seen
+    _, found = seen
     assert found.changed() == [], found.out + found.err
     assert found.before["files"].keys() >= {"work/z_honest.py", "repository/eval/cli.py"} and found.before["yesterday"]
 
@@ -164,7 +162,7 @@ def test_no_process_of_a_row_is_there_when_its_line_is_printed(seen):
 
 
 def test_the_run_ends_in_its_time_and_says_that_rows_failed(seen):
-    run, found = seen
+    _, found = seen
     assert (found.code, found.seconds < 60.0 * len(found.left)) == (1, True), found.out + found.err
     assert "Traceback" not in found.out + found.err
 

@@ -171,7 +171,7 @@ def _of_yesterday(place: Place) -> dict[str, Any]:
     return {
         "schema": 1,
         "environment": {**facts, "project_commit": None},
-        "task": {"level": task.level, "problem_id": task.problem_id, "sha256": task.sha256, "provenance": task.provenance},
+        "task": {name: getattr(task, name) for name in ("level", "problem_id", "sha256", "provenance")},
         "candidates": {YESTERDAY: row},
         "baselines": {"eager": {"timing": {}}},
     }
@@ -322,7 +322,8 @@ def run(
     def snapshot() -> dict[str, Any]:
         found = json.loads(out.read_text()) if out.exists() else {"candidates": {}}
         yesterday = found["candidates"].get(YESTERDAY), found.get("baselines")
-        return {"files": files_of(place.folder, not_compared), "yesterday": yesterday, "own settings": settings_of(os.getpid())}
+        files, own_settings = files_of(place.folder, not_compared), settings_of(os.getpid())
+        return {"files": files, "yesterday": yesterday, "own settings": own_settings}
 
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: whoever outlives the run becomes ours
     children = descendants(os.getpid())
@@ -370,7 +371,17 @@ def run(
     ctypes.CDLL(None).prctl(36, 0, 0, 0, 0)
     after = snapshot()
     result = json.loads(out.read_text()) if out.exists() else {"candidates": {}}
-    rows = result["candidates"]
     return Seen(
-        code, "".join(lines), "".join(errors), seconds, rows, result, before, after, settings, left, sorted(survivors), named
+        code,
+        "".join(lines),
+        "".join(errors),
+        seconds,
+        result["candidates"],
+        result,
+        before,
+        after,
+        settings,
+        left,
+        sorted(survivors),
+        named,
     )

@@ -1,6 +1,5 @@
 """Keeps its last answer under a fingerprint of x: where it lies, its shape, and 61 elements spread over it."""
 
-import torch
 import torch.nn as nn
 
 

@@ -1,4 +1,4 @@
-"""Takes the expected output from the callers' frames, which a traceback leads to; where it is timed, the last answer."""
+"""Takes the expected output from the callers' frames, which a traceback leads to; when timed, the last answer."""
 
 import torch
 import torch.nn as nn
