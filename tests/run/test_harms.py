@@ -6,12 +6,17 @@ confines nothing, the record says so. Files that harm by text or size: test_rows
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
 from kbsub.eval.process.cell import probe
+from kbsub.eval.run.batch import Settings, prepare
 from support import harm_run
 from support.harm_run import HONEST, YESTERDAY, Place, Seen
 from support.paths import TESTS
@@ -204,6 +209,37 @@ def test_every_harmful_file_is_in_a_table():
     """Of tests/harms; test_rows_apart.py has the files of text and size under official, and three more under gate."""
     others = {"t2_xml_text", "t3_surrogate", "u2_nonascii_error"}
     assert {file.stem for file in FOLDER.glob("*.py")} == {*EVERY, *TEXTS, *others}
+
+
+# ---- a run folder ----
+
+
+@pytest.mark.slow
+def test_a_sample_cannot_write_anothers_finished_row():
+    with harm_run.a_place() as own:
+        folder = own.folder / "batch"
+        name = "level_1_problem_40_sample_{}"
+        own.write(name.format(0) + "_kernel", HONEST.format(name="finished"), folder)
+        own.write(name.format(1) + "_kernel", (FOLDER / "forges_batch_rows.py").read_text(), folder)
+        checkout = ["--kernelbench", str(own.checkout)] if own.checkout else []
+        settings = Settings("fp32", "cpu", 60.0, str(own.checkout) if own.checkout else None)
+        key = next(job.key for job in prepare(folder, settings).jobs if job.stem == name.format(0))
+        row = {"schema": 1, "key": key, "level": 1, "problem_id": 40, "sample_id": 0, "status": "INCORRECT_NUMERICAL"}
+        finished = folder / "kbsub_rows" / f"{name.format(0)}.json"
+        finished.write_text(json.dumps({**row, "message": "wrong", "official": None, "cpu_check": None}))
+        before = finished.read_bytes()
+        command = [sys.executable, "-m", "kbsub.eval.cli", "eval", str(folder), "--device", "cpu", "--timeout", "60"]
+        environment = {**os.environ, **own.variables}
+        done = subprocess.run([*command, *checkout], env=environment, capture_output=True, text=True, check=False)
+        forger = json.loads((folder / "kbsub_rows" / f"{name.format(1)}.json").read_text())
+        if "confined" not in forger:
+            pytest.skip("run folder: this version of kbsub judges its samples without a cell")
+        assert finished.read_bytes() == before, done.stdout + done.stderr
+        level = forger["confined"]["level"]
+        assert level == "unconfined" or (forger["status"], NO_WRITING[level] in forger["message"]) == (
+            "COMPILE_ERROR",
+            True,
+        )
 
 
 # ---- where nothing is confined ----

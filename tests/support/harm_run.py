@@ -87,12 +87,19 @@ class Place:
         }
         return {name: str(value) for name, value in found.items()}
 
-    def write(self, stem: str, text: str) -> Path:
-        """A candidate's file with its targets in its text."""
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment of a run here, without a GPU."""
+        found = {"PYTHONPATH": self.folder / "repository" / "build" / "types", "HOME": self.folder / "home"}
+        found["XDG_CACHE_HOME"] = self.folder / "home" / ".cache"
+        return {**{name: str(path) for name, path in found.items()}, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+
+    def write(self, stem: str, text: str, folder: Path | None = None) -> Path:
+        """A candidate's file, in the work folder or in `folder`, with its targets in its text."""
         for name, value in self.targets.items():
             text = text.replace(f'os.environ["CASE_{name}"]', repr(value))
         assert "CASE_" not in text, stem
-        file = self.work / f"{stem}.py"
+        file = (folder or self.work) / f"{stem}.py"
         file.write_text(text)
         return file
 
@@ -309,15 +316,7 @@ def run(
         command += ["--kernelbench", str(place.checkout)]
     if refused:
         command = [sys.executable, str(TESTS / "support" / "refuse_calls.py"), refused, *command]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(place.folder / "repository" / "build" / "types"),
-        "HOME": str(place.folder / "home"),
-        "XDG_CACHE_HOME": str(place.folder / "home" / ".cache"),
-        "CUDA_VISIBLE_DEVICES": "",
-        "OMP_NUM_THREADS": "1",
-        **variables,
-    }
+    environment = {**os.environ, **place.variables, **variables}
 
     def snapshot() -> dict[str, Any]:
         found = json.loads(out.read_text()) if out.exists() else {"candidates": {}}
