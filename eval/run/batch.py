@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -167,7 +167,7 @@ def read_row(path: Path) -> dict[str, Any] | None:
     return row if isinstance(row, dict) and row.get("schema") == SCHEMA and _is_whole(row) else None
 
 
-def _is_whole(row: Mapping[str, Any]) -> bool:
+def _is_whole(row: dict[str, Any]) -> bool:
     """Whether all that is read of a finished row has its form: whoever wrote the file, it must not end the batch."""
     said = {name: row[name] for name in ("official", "cpu_check") if row.get(name) is not None}
     return (
