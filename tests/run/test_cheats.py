@@ -124,7 +124,7 @@ def test_gate_fails_every_cheat_on_that_stage_alone(judged):
 # ---- gate, without a GPU ----
 
 
-@pytest.fixture(scope="module", params=["honest", pytest.param("cheats", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=pytest.mark.slow) for name in ("honest", "cheats")])
 def gated(tmp_path_factory, request) -> tuple[int, dict[str, Any], tuple[str, ...]]:
     names = CHEATS if request.param == "cheats" else ()
     folder = tmp_path_factory.mktemp("gate")

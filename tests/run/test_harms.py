@@ -43,9 +43,8 @@ REST = {"parent_slowed": NO_SUCH_PROCESS, "reaches_out": None}
 EVERY = {**DISK, **SIGNALS, **SURVIVORS, **REST}
 WRONG = {"outlives_the_run"}  # its answer is zeros
 FEW = (
-    "edits_a_neighbour edits_the_judge rewrites_yesterdays_rows kills_the_parent load_while_others_run "
-    "outlives_the_run parent_slowed reaches_out"
-).split()
+    "edits_the_judge rewrites_yesterdays_rows kills_the_parent load_while_others_run parent_slowed reaches_out".split()
+)
 
 
 @dataclass(frozen=True)
