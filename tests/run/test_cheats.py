@@ -18,6 +18,7 @@ from kbsub.eval.run.gate import answers
 from kbsub.eval.tasks.cases import FAIL, SKIPPED
 from kbsub.eval.verdicts.kind import Answer
 from support.harm_run import HONEST
+from support.kept import kept
 from support.paths import TESTS
 
 TASK = TESTS / "support" / "small_layer_norm_task" / "reference.py"
@@ -58,11 +59,14 @@ def kbsub(command: str, names: tuple[str, ...], folder: Path, *options: str) -> 
 def judged(tmp_path_factory, request) -> tuple[str, dict[str, Any]]:
     """(stage, rows) of one run in which no other stage was asked for."""
     stage, names = RUNS[request.param]
-    folder = tmp_path_factory.mktemp("cheats")
-    _, words = kbsub("eval", names, folder, "--only", stage, "--out", "result.json")
-    assert (folder / "result.json").is_file(), words
-    rows = json.loads((folder / "result.json").read_text())["candidates"]
-    assert set(rows) == {CONTROL, *names}, words
+
+    def make(folder: Path) -> dict[str, Any]:
+        _, words = kbsub("eval", names, folder, "--only", stage, "--out", "result.json")
+        assert (folder / "result.json").is_file(), words
+        return {"rows": json.loads((folder / "result.json").read_text())["candidates"]}
+
+    rows = kept(tmp_path_factory.getbasetemp(), f"cheats-{request.param}", make).rows
+    assert set(rows) == {CONTROL, *names}
     assert all(set(row["stages"]) == {stage} for row in rows.values())
     return stage, rows
 

@@ -11,7 +11,7 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import pytest
@@ -20,6 +20,7 @@ from kbsub.eval.process.cell import probe
 from kbsub.eval.run.batch import Settings, prepare
 from support import harm_run
 from support.harm_run import HONEST, YESTERDAY, Place, Seen
+from support.kept import kept
 from support.paths import TESTS
 
 FOLDER = TESTS / "harms"
@@ -81,13 +82,19 @@ def place():
         yield found
 
 
-def made(place: Place, run: Run) -> Seen:
-    """The run of an honest file, the harmful ones, and another honest file; skipped where the level cannot be had."""
+def possible(run: Run) -> Run:
+    """`run` as this machine can make it; skipped where the level cannot be had."""
     works = probe(run.level if run.level != "unconfined" else None)
     if works.level != run.level and run.level != "unconfined":
         pytest.skip(f"cell: this machine has no {run.level} ({works.why.get(run.level)})")
     if run.level == "landlock" and any("signals" in each for each in works.lacks):
-        run = replace(run, stems=tuple(stem for stem in run.stems if stem not in SIGNALS))
+        return replace(run, stems=tuple(stem for stem in run.stems if stem not in SIGNALS))
+    return run
+
+
+def made(place: Place, run: Run) -> Seen:
+    """The run of an honest file, the harmful ones, and another honest file."""
+    run = possible(run)
     for stem in run.stems:
         place.write(stem, (FOLDER / f"{stem}.py").read_text())
     for stem in (FIRST, LAST):
@@ -109,9 +116,11 @@ def made(place: Place, run: Run) -> Seen:
 @pytest.fixture(
     scope="module", params=[pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in RUNS]
 )
-def seen(place, request):
-    run = RUNS[request.param]
-    return run, made(place, run)
+def seen(request, tmp_path_factory):
+    run = possible(RUNS[request.param])
+    base = tmp_path_factory.getbasetemp()
+    found = kept(base, f"harms-{request.param}", lambda _: asdict(made(request.getfixturevalue("place"), run)))
+    return run, Seen(**vars(found))
 
 
 pytestmark = pytest.mark.timeout(1800)  # the first test of a run waits for all its files
