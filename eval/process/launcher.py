@@ -193,7 +193,8 @@ def landlock(spec: Spec) -> list[str]:
     missing = {3: "truncating files", 4: "TCP", 5: "device ioctls", 6: "signals and abstract sockets"}
     return [
         *(f"{what} (Landlock ABI {version}, needs {least})" for least, what in missing.items() if version < least),
-        "priority and affinity of the user's other processes",
+        "priority, affinity and limits of the user's other processes",
+        "modes, owners and times of the user's files",
         "UDP and sockets that have a path",
         "a /tmp and a /dev/shm of its own (it has a private TMPDIR)",
     ]

@@ -59,7 +59,7 @@ def twins(record: Record, root: Path) -> Cells:
     rows = list(found.values())
     held, caught = (sum(row[key] is True for row in rows) for key in ("label_holds", "caught"))
     passing = sum(row["passes_upstream"] is True for row in rows)
-    outcome = f"{caught} of {len(rows)} caught by the guard named for it; {passing} of them pass upstream's check"
+    outcome = f"{caught} of {len(rows)} caught by what is named for it; {passing} of them pass upstream's check"
     outcome += f"; {held} of {len(rows)} labels (passes upstream or not) hold"
     stale = changed({f"tests/twins/{name}.py": row["sha256"] for name, row in found.items()}, root)
     return "Are deliberately bad candidates caught?", outcome, stale, "kbsub measure twins"

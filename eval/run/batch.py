@@ -30,6 +30,12 @@ NAME = re.compile(r"level_(\d+)_problem_(\d+)_sample_(\d+)_kernel\.py")
 ROWS_FOLDER = "kbsub_rows"
 SUMMARY = "eval_results.json"
 TARGET = "kbsub.eval.verdicts.official.judge:judge"
+_FORM: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("key", "status", "message"), str),
+    **dict.fromkeys(("level", "problem_id", "sample_id"), int),
+    "protocol": dict,
+    "seconds": (int, float),
+}
 
 
 class BatchError(Exception):
@@ -161,7 +167,18 @@ def read_row(path: Path) -> dict[str, Any] | None:
         row = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError):
         return None
-    return row if isinstance(row, dict) and row.get("schema") == SCHEMA else None
+    return row if isinstance(row, dict) and row.get("schema") == SCHEMA and _is_whole(row) else None
+
+
+def _is_whole(row: dict[str, Any]) -> bool:
+    """Whether all that is read of a finished row has its form: whoever wrote the file, it must not end the batch."""
+    said = {name: row[name] for name in ("official", "cpu_check") if row.get(name) is not None}
+    return (
+        all(isinstance(row.get(name), kind) for name, kind in _FORM.items())
+        and row["status"] in {status.value for status in Status}
+        and isinstance(row["protocol"].get("device"), str)
+        and stage_problem({}, KINDS[OFFICIAL], said) is None
+    )
 
 
 def judge(job: Job, isolate: Callable[..., Outcome] = run_isolated) -> dict[str, Any]:

@@ -113,7 +113,7 @@ def outcomes(root: Path) -> dict[str, str]:
 
 def test_each_record_in_words(root: Path) -> None:
     assert outcomes(root) == {
-        "twins.json": "2 of 2 caught by the guard named for it; 1 of them pass upstream's check; 2 of 2 labels (passes "
+        "twins.json": "2 of 2 caught by what is named for it; 1 of them pass upstream's check; 2 of 2 labels (passes "
         "upstream or not) hold",
         "sanitizer.json": "clean: 4 of 4 runs, 3 kernels of 2 files under memcheck and racecheck; 2 of 2 planted "
         "faults found",

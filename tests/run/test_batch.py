@@ -402,3 +402,24 @@ def test_no_scheduler_is_said_within_seconds():
 def test_broken_row_files_count_as_not_there(tmp_path):
     (tmp_path / "a.json").write_text('{"schema": 99}')
     assert read_row(tmp_path / "a.json") is None and read_row(tmp_path / "none.json") is None
+
+
+HALF_A_ROW = {  # what a hand, or a sample where nothing confines it, has made of a finished row
+    "no protocol": {"protocol": None},
+    "a protocol without a device": {"protocol": {}},
+    "an unknown status": {"status": "FINE"},
+    "no seconds": {"seconds": "3"},
+    "an official verdict that is none": {"official": {"compiled": True}},
+    "a sample that is no number": {"sample_id": "0"},
+}
+
+
+@pytest.mark.parametrize("name", HALF_A_ROW)
+def test_a_row_that_is_not_whole_is_judged_again_and_ends_no_batch(folder, name):
+    stem = sample(folder, 0, "ms=1")
+    good = evaluate(prepare(folder, SETTINGS))[stem]
+    assert prepare(folder, SETTINGS).jobs == []
+    row_path(folder, stem).write_text(json.dumps({**good, **HALF_A_ROW[name]}))
+    batch = prepare(folder, SETTINGS)
+    assert [job.stem for job in batch.jobs] == [stem]
+    assert evaluate(batch)[stem]["status"] == "OK"
