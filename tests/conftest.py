@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Iterator
 from functools import lru_cache
 
 import pytest
@@ -55,6 +56,16 @@ def kernelbench():
     from kbsub.adapters.checkout import find_checkout
 
     return find_checkout()
+
+
+@pytest.fixture(scope="module")
+def warm_children() -> Iterator[None]:
+    """Judges' and candidates' processes are forked from a server, outside any cell: see support/warm.py."""
+    from support import warm
+
+    with pytest.MonkeyPatch.context() as patch:
+        warm.install(patch)
+        yield
 
 
 def skip_reason(report: pytest.TestReport | pytest.CollectReport) -> str:

@@ -7,17 +7,20 @@ that the protocol itself is tested without a GPU. The methods are in eval/bench/
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from kbsub.eval.process.isolated import Status
 
 GRAPH_REPLAY = "graph_replay"
+Sampled = TypeVar("Sampled")
+
 CHANGED_EVERY = 4  # rounds between two replays on a changed input: one costs a replay and a call of the reference
 
 
@@ -107,6 +110,38 @@ def round_orders(count: int, rounds: int, seed: int) -> list[list[int]]:
     return orders
 
 
+def walk(
+    series: Series,
+    orders: Sequence[Sequence[int]],
+    stage: str,
+    sample: Callable[[str, int], Sampled],
+    keep: Callable[[str, Sampled], None],
+    attempt: Attempt,
+    out_of_time: Callable[[], bool],
+) -> Series:
+    """Take `sample(name, round)` of every program that is still there once a round, in that round's order.
+
+    `keep` puts a sample into the series; a program whose sample failed is asked no more. When the time is up, the walk
+    ends after a whole round, so that the samples stay paired. stage: what messages call a round, before its number.
+    """
+    started = time.monotonic()
+    gone: set[str] = set()
+    for index, order in enumerate(orders):
+        if index and out_of_time():
+            break
+        series.orders.append(list(order))
+        for name in (series.names[position] for position in order):
+            if name in gone:
+                continue
+            kept, value = attempt(name, f"{stage} {index}", functools.partial(sample, name, index))
+            if kept:
+                keep(name, value)
+            else:
+                gone.add(name)
+    series.seconds = time.monotonic() - started
+    return series
+
+
 def replay_rounds(
     captured: Mapping[str, Captured],
     machine: Machine,
@@ -120,41 +155,30 @@ def replay_rounds(
 
     A sample is the time of `replays` replays between two events, divided by their number. The device is idle before
     the first event; the output is overwritten with NaN before it and checked after the last; in some rounds one more
-    replay, not timed, shows that the program computes (stale_answer.py). When the time is up, the run ends after a
-    whole round, so that the samples stay paired. method: what messages call these rounds.
+    replay, not timed, shows that the program computes (stale_answer.py). method: what messages call these rounds.
     """
+
+    def sample(name: str, index: int) -> float:
+        program = captured[name]
+        shown = scene.load(index)  # for each program: one that wrote to its input has not spoiled this one's
+        machine.poison(program.output())
+        machine.synchronize()
+        sample_ms = machine.elapsed_ms(program.replay, protocol.replays) / protocol.replays
+        complaint = scene.check(name, program.output(), shown)
+        asked = index % CHANGED_EVERY == CHANGED_EVERY - 1 or index == protocol.rounds - 1
+        if not complaint and asked:
+            complaint = scene.check_changed(name, program, shown, index)
+        if complaint:
+            raise Dropped(Status.INCORRECT_NUMERICAL, f"{method}, round {index}: {complaint}")
+        return sample_ms
+
     series = Series({name: [] for name in captured}, list(captured))
-    started = time.monotonic()
-    gone: set[str] = set()
-    for index, order in enumerate(round_orders(len(captured), protocol.rounds, protocol.order_seed)):
-        if index and out_of_time():
-            break
-        series.orders.append(order)
-        for position in order:
-            name = series.names[position]
-            if name in gone:
-                continue
 
-            def sample(program: Captured = captured[name], name: str = name, index: int = index) -> float:
-                shown = scene.load(index)  # for each program: one that wrote to its input has not spoiled this one's
-                machine.poison(program.output())
-                machine.synchronize()
-                sample_ms = machine.elapsed_ms(program.replay, protocol.replays) / protocol.replays
-                complaint = scene.check(name, program.output(), shown)
-                asked = index % CHANGED_EVERY == CHANGED_EVERY - 1 or index == protocol.rounds - 1
-                if not complaint and asked:
-                    complaint = scene.check_changed(name, program, shown, index)
-                if complaint:
-                    raise Dropped(Status.INCORRECT_NUMERICAL, f"{method}, round {index}: {complaint}")
-                return sample_ms
+    def keep(name: str, sample_ms: float) -> None:
+        series.samples[name].append(sample_ms)
 
-            kept, value = attempt(name, f"{method} round {index}", sample)
-            if kept:
-                series.samples[name].append(value)
-            else:
-                gone.add(name)
-    series.seconds = time.monotonic() - started
-    return series
+    orders = round_orders(len(captured), protocol.rounds, protocol.order_seed)
+    return walk(series, orders, f"{method} round", sample, keep, attempt, out_of_time)
 
 
 def quartiles(samples: Sequence[float]) -> tuple[float, float, float]:

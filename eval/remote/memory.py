@@ -22,7 +22,7 @@ SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL  # its size 
 GRAIN = 1 << 16
 # A handle shares the whole 2 MiB that an allocation lies in, with whatever else the driver put there.
 DEVICE_GRAIN = 2 << 20
-_RANGE_START, _RANGE_SIZE = 11, 12  # CUpointer_attribute
+_BUFFER_ID, _RANGE_START, _RANGE_SIZE = 7, 11, 12  # CUpointer_attribute
 
 
 class SharedMemoryError(Exception):
@@ -109,6 +109,13 @@ def allocation_of(address: int) -> tuple[int, int]:
     return base.value, size.value
 
 
+def number_of(address: int) -> int | None:
+    """The driver's number of the allocation, never given again in this process; None where the driver says none."""
+    number = ctypes.c_uint64()
+    code = driver().cuPointerGetAttribute(ctypes.byref(number), _BUFFER_ID, ctypes.c_uint64(address))
+    return None if code else number.value
+
+
 def handle_of(base: int) -> bytes:
     """The IPC handle of an allocation. SharedMemoryError where its allocator cannot share (pools, virtual memory)."""
     handle = _Handle()
@@ -147,6 +154,15 @@ class DeviceBlock:
         with contextlib.suppress(RuntimeError):  # a context that is broken has nothing left to free
             torch.cuda.synchronize(self.device)
         driver().cuMemFree_v2(ctypes.c_uint64(self.address))
+
+
+def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two uint8 tensors of one size are equal; eight bytes at a time where both lie so."""
+    whole = one.numel() - one.numel() % 8
+    if whole and one.data_ptr() % 8 == other.data_ptr() % 8 == 0:
+        words = torch.equal(one[:whole].view(torch.int64), other[:whole].view(torch.int64))
+        return words and torch.equal(one[whole:], other[whole:])
+    return torch.equal(one, other)
 
 
 class Mapped:

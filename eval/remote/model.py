@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -26,9 +25,11 @@ from typing import Any
 import torch
 
 from kbsub.adapters.task import SEED, Task
-from kbsub.eval.process.cell import Cell
+from kbsub.eval.process.cell import Cell, CellProcess
 from kbsub.eval.process.frames import Channel, FrameError, check, printable
 from kbsub.eval.process.isolated import JudgeFailure, Status
+from kbsub.eval.remote.endings import how_it_ended
+from kbsub.eval.remote.probes import Poison
 from kbsub.eval.remote.reading import FACTS_FORM, OutputReader, TensorFacts
 from kbsub.eval.remote.sending import Blocks
 
@@ -39,7 +40,6 @@ _TOLD_FORM = {
     "block": {"number": int, "fresh": bool},
 }
 _STATE_ENTRIES = 100_000
-_END_S = 5.0
 
 
 class RemoteError(JudgeFailure):
@@ -77,7 +77,7 @@ class Worker:
     """One candidate in one confined process. Made by `start`; end it with `close` or a with statement."""
 
     def __init__(
-        self, child: subprocess.Popen[bytes], channel: Channel, cell: Cell, device: torch.device, timeout_s: float
+        self, child: CellProcess, channel: Channel, cell: Cell, device: torch.device, timeout_s: float
     ) -> None:
         self.child, self.channel, self.cell = child, channel, cell
         self.device, self.timeout_s = device, timeout_s
@@ -155,6 +155,22 @@ class Worker:
         reply = self._ask("construct", {"state": Any}, timeout_s, words, list(init_inputs))
         return RemoteModel(self, self._instances, self._forms(reply["state"]))
 
+    def confined(self) -> dict[str, Any]:
+        """What the process was confined by before it began, as it stands in a record."""
+        entered = self.child.entered()
+        assert entered is not None  # or `start` had failed
+        return entered.record()
+
+    def peak_bytes(self, timeout_s: float | None = None) -> int:
+        """By its own word, how much the process took at most beyond what it had before the candidate was loaded: on a
+        GPU of torch's allocator, on a CPU of resident memory."""
+        return max(0, int(self._ask("peak", {"answer": int}, timeout_s, {})["answer"]))
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of the judge's memory that the worker sees."""
+        return self._blocks.nbytes
+
     def close(self) -> None:
         """End the process and everything in the cell, and free what was shared."""
         self.cell.end(self.child)
@@ -172,6 +188,10 @@ class Worker:
 
     def _await_ready(self, timeout_s: float) -> None:
         try:
+            if self.child.entered(timeout_s) is None:
+                self._kill()
+                words = f"the cell cannot be entered, so nothing was run: {self.child.refusal}; see kbsub doctor"
+                raise WorkerFailure(Status.NOT_RUN, printable(words))
             self.channel.receive({"ready": bool}, timeout_s)
         except FrameError as error:
             self._kill()
@@ -198,7 +218,7 @@ class Worker:
         request: dict[str, Any] = {"op": op, **words}
         descriptors: list[int] = []
         if value is not None:
-            told, descriptors = self._blocks.put(block, value, again=op == "replay")
+            told, descriptors = self._blocks.put(block, value, again=op in ("replay", "read"))
             request |= told
         try:
             self.channel.send(request, limit, descriptors)
@@ -252,23 +272,10 @@ class Worker:
                 self.child.send_signal(signal.SIGUSR1)  # its faulthandler writes down where it hangs
             time.sleep(0.3)
         elif "malformed" not in message:
-            status, message = self._how_it_ended(message)
+            status, message = how_it_ended(self.child, message)
         self._kill()
         self._failure = WorkerFailure(status, f"{op}: {printable(message)}")
         return self._failure
-
-    def _how_it_ended(self, message: str) -> tuple[Status, str]:
-        try:
-            code = self.child.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            return Status.CRASHED, message
-        if code == -signal.SIGKILL:
-            return Status.OUT_OF_MEMORY, "killed by SIGKILL: the system's out-of-memory killer, most likely"
-        if code < 0:
-            with contextlib.suppress(ValueError):
-                return Status.CRASHED, f"died of {signal.Signals(-code).name}"
-            return Status.CRASHED, f"died of signal {-code}"
-        return Status.CRASHED, f"the process ended with exit code {code}, before it had answered"
 
     def _kill(self) -> None:
         self.cell.end(self.child)
@@ -290,18 +297,31 @@ class RemoteModel:
         *,
         method: str | None = None,
         grad: bool = False,
-        poison: bool = False,
+        poison: Poison | None = None,
+        same: bool = False,
+        touch: bool = False,
+        keep: int | None = None,
         seed: int | None = None,
         timeout_s: float | None = None,
     ) -> Reply:
         """The instance, or its `method`, on `inputs` (tensors on the worker's device; lists, tuples, numbers, None).
 
         The tensors are copied to memory that the worker sees, with their strides and their alignment, and compared
-        with it afterwards. poison: NaN is left in freed memory of their size before. seed: for torch.manual_seed,
-        before. Raises RemoteError.
+        with it afterwards: inputs of the same forms and alignment come at the same addresses. same: then as the same
+        tensor objects, too, as those of the last call that said so. touch: whose version counters move. keep: a number
+        under which `read` finds what was returned. seed: for torch.manual_seed, before. Raises RemoteError.
         """
-        words = {"method": method, "grad": grad, "poison": poison, "seed": seed}
+        told = None if poison is None else poison.record()
+        words = {"method": method, "grad": grad, "poison": told, "same": same, "touch": touch, "keep": keep}
+        words["seed"] = seed
         return self._answer("call", words, list(inputs), "call", timeout_s)
+
+    def read(self, keep: int, inputs: Sequence[Any], timeout_s: float | None = None) -> Reply:
+        """What the call that said `keep` returned, as it is now, after `inputs` were put where the last call's lie.
+
+        They have the forms of those. `seconds` and `mutated` mean nothing here.
+        """
+        return self._answer("read", {"keep": keep}, list(inputs), "call", timeout_s)
 
     def capture(
         self, inputs: Sequence[Any], *, methods: Sequence[str | None] = (None,), timeout_s: float | None = None
@@ -323,7 +343,14 @@ class RemoteModel:
 
     def on_side_stream(self, inputs: Sequence[Any], timeout_s: float | None = None) -> Reply:
         """Call on a stream of its own (CUDA), behind slow work that fills copies of `inputs`."""
-        return self._answer("on_side_stream", {}, list(inputs), "call", timeout_s)
+        return self._answer("on_stream", {"side": True, "poison": None}, list(inputs), "call", timeout_s)
+
+    def on_current_stream(
+        self, inputs: Sequence[Any], poison: Poison | None = None, timeout_s: float | None = None
+    ) -> Reply:
+        """Likewise on the current stream: a list of the output as it was read there at once, and as it was at last."""
+        told = None if poison is None else poison.record()
+        return self._answer("on_stream", {"side": False, "poison": told}, list(inputs), "call", timeout_s)
 
     def load_state(
         self, state: Mapping[str, torch.Tensor], *, bind: bool = False, timeout_s: float | None = None
@@ -333,6 +360,10 @@ class RemoteModel:
         block = f"state {self.number}" if bind else "call"
         strict = set(state) == set(self.state_forms)
         self._ask("load_state", {}, timeout_s, dict(state), block=block, bind=bind, strict=strict)
+
+    def bound_state_changed(self) -> bool:
+        """Whether the memory of the state that was bound last differs from what was put there."""
+        return bool(self.worker._blocks.changed(f"state {self.number}"))
 
     def state(self, timeout_s: float | None = None) -> dict[str, torch.Tensor]:
         """Copies of the tensors of its state dict. Raises RemoteError, also when it is no dict of tensors."""

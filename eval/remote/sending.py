@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from kbsub.eval.remote.memory import DeviceBlock, HostBlock
+from kbsub.eval.remote.memory import DeviceBlock, HostBlock, same_bytes
 from kbsub.eval.remote.values import Slot, ValueProblem, byte_span, lay, pack
 
 
@@ -68,7 +68,7 @@ class Blocks:
         differ = [
             -1 if index is None else index
             for tensor, slot, index in pairs
-            if slot.nbytes and not torch.equal(slot.part(block.bytes), byte_span(tensor.detach()))
+            if slot.nbytes and not same_bytes(slot.part(block.bytes), byte_span(tensor.detach()))
         ]
         return tuple(differ)
 
@@ -82,6 +82,11 @@ class Blocks:
         handle = block.handle.hex() if isinstance(block, DeviceBlock) else None
         descriptors = [block.descriptor] if isinstance(block, HostBlock) else []
         return {"id": self._of[name], "nbytes": block.nbytes, "handle": handle}, descriptors
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all blocks."""
+        return sum(block.nbytes for block in self._made)
 
     def close(self) -> None:
         self._sent.clear()

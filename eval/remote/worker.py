@@ -12,7 +12,7 @@ import ctypes
 import faulthandler
 import math
 import os
-import shutil
+import resource
 import signal
 import socket
 import sys
@@ -27,13 +27,22 @@ from kbsub.adapters.task import Task
 from kbsub.eval.process.frames import Channel, printable
 from kbsub.eval.process.isolated import is_out_of_memory
 from kbsub.eval.remote.graphs import called, captured, in_turn
-from kbsub.eval.remote.memory import DeviceBlock, HostBlock, Mapped, SharedMemoryError, allocation_of, handle_of
+from kbsub.eval.remote.host_cache import seed_host_cache
+from kbsub.eval.remote.memory import (
+    DeviceBlock,
+    HostBlock,
+    Mapped,
+    SharedMemoryError,
+    allocation_of,
+    handle_of,
+    number_of,
+)
 from kbsub.eval.remote.memory import map_host as _map_host
+from kbsub.eval.remote.probes import behind_slow_work, spoil_freed, spoiled_allocations
 from kbsub.eval.remote.values import Slot, lay, pack, unpack
 
 REQUEST_LIMIT = 64 << 20  # bytes: the source of a candidate is one of the words
 FOREVER_S = 1e6  # the other side counts the time
-SLEEP_CYCLES = 20_000_000  # about 10 ms at 1.9 GHz: longer than any launch overhead
 
 # Taken before a candidate can put something else in their place. It can still lie; it cannot by accident.
 _data_ptr, _detach = torch.Tensor.data_ptr, torch.Tensor.detach
@@ -51,6 +60,9 @@ class Session:
         self.instances: dict[int, Any] = {}
         self.blocks: dict[int, Any] = {}  # the other side's memory
         self.captured: dict[int, Callable[[], Any]] = {}
+        self.kept: dict[tuple[int, int], Any] = {}  # outputs that the other side asks for again
+        self.given: tuple[Any, list[torch.Tensor]] = (None, [])  # a call's arguments, and where they lie
+        self.base = 0
         self.held: Any = None  # the last answer: the other side reads it until it asks again
         self.out: Any = None  # our own memory for what cannot be shared as it is
         self.out_number = 0
@@ -66,6 +78,7 @@ class Session:
         told = request["task"]
         paths = {key: Path(told[key]) for key in ("folder", "reference_path", "path") if told.get(key)}
         task = Task(**{**told, **paths})
+        self.base = self._peak()
         modules = task.modules()
         model = load_candidate(request["source"], task, build_dir=request["build_dir"], modules=modules)
         if request["hosted"]:
@@ -99,6 +112,7 @@ class Session:
     def drop(self, request: dict[str, Any], _: Any) -> dict[str, Any]:
         self.instances.pop(request["instance"], None)
         self.captured.pop(request["instance"], None)
+        self.kept = {key: value for key, value in self.kept.items() if key[0] != request["instance"]}
         return {}
 
     def load_state(self, request: dict[str, Any], state: Any) -> dict[str, Any]:
@@ -107,7 +121,8 @@ class Session:
             if not request["bind"]:
                 model.load_state_dict(state, strict=request["strict"])
                 return {}
-            own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+            every = (model.named_parameters, model.named_buffers)
+            own = {key: value for named in every for key, value in named(remove_duplicate=False)}
             for key, value in state.items():
                 own[key].data = value
         return {}
@@ -141,13 +156,18 @@ class Session:
 
     def call(self, request: dict[str, Any], inputs: Any) -> Any:
         model = self.instances[request["instance"]]
-        if request["poison"]:
-            self._poison(inputs)
+        poison = request["poison"]
+        if poison is not None:
+            spoil_freed(poison, inputs, self.device)
+        everywhere = spoiled_allocations() if poison is not None and poison["everywhere"] else contextlib.nullcontext()
         method = model if request["method"] is None else getattr(model, request["method"])
         if request.get("seed") is not None:
             torch.manual_seed(request["seed"])
-        with torch.set_grad_enabled(request["grad"]):
-            return method(*inputs)
+        with torch.set_grad_enabled(request["grad"]), everywhere:
+            result = method(*inputs)
+        if request["keep"] is not None:
+            self.kept[request["instance"], request["keep"]] = result
+        return result
 
     def repeat(self, request: dict[str, Any], inputs: Any) -> dict[str, Any]:
         """Call the instance `calls` times on the same inputs; what it returns is let go."""
@@ -159,30 +179,24 @@ class Session:
                     torch.cuda.synchronize(self.device)
         return {}
 
-    def on_side_stream(self, request: dict[str, Any], inputs: Any) -> Any:
-        """Call on another stream, behind slow work that fills the inputs: a kernel launched elsewhere reads NaN."""
-        model = self.instances[request["instance"]]
-        fills = [isinstance(each, torch.Tensor) and each.is_floating_point() for each in inputs]
-        staged = [
-            torch.full_like(each, float("nan")) if fill else each for each, fill in zip(inputs, fills, strict=True)
-        ]
-        stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        torch.cuda.synchronize()
-        with torch.no_grad(), torch.cuda.stream(stream):
-            torch.cuda._sleep(SLEEP_CYCLES)  # type: ignore[no-untyped-call]
-            for to, value, fill in zip(staged, inputs, fills, strict=True):
-                if fill:
-                    to.copy_(value)
-            result = model(*staged)
-            result = result.clone() if isinstance(result, torch.Tensor) else result
-        stream.synchronize()
-        return result
+    def on_stream(self, request: dict[str, Any], inputs: Any) -> Any:
+        """The answer behind slow work on a stream: on a side stream, as seen there; on the current one, as seen at
+        once and as it is when all is done."""
+        if request["poison"] is not None:
+            spoil_freed(request["poison"], inputs, self.device)
+        found = behind_slow_work(self.instances[request["instance"]], inputs, side=request["side"])
+        return found[0] if request["side"] else list(found)
 
-    def _poison(self, inputs: Any) -> None:
-        """NaN in a freed block of the size of each input: an output that is not written shows."""
-        for each in inputs:
-            if isinstance(each, torch.Tensor) and each.is_floating_point() and each.numel():
-                torch.full_like(each, float("nan"))
+    def read(self, request: dict[str, Any], _: Any) -> Any:
+        return self.kept[request["instance"], request["keep"]]
+
+    def peak(self, request: dict[str, Any], _: Any) -> int:
+        return self._peak() - self.base
+
+    def _peak(self) -> int:
+        if self.device.type == "cuda":
+            return int(torch.cuda.max_memory_allocated(self.device))
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
     def capture(self, request: dict[str, Any], inputs: Any) -> dict[str, Any]:
         """Warm up and, on CUDA, capture a graph; `replay` then works on whatever lies in the same inputs."""
@@ -215,8 +229,16 @@ class Session:
             self.blocks[told["id"]] = _HostView(_map_host(descriptors[0], told["nbytes"]))
 
     def tensors_of(self, request: dict[str, Any]) -> list[torch.Tensor]:
+        """The arguments of a request; with `same`, the very tensors of the last such call, if they lay there."""
         slots = [Slot.checked(told, 1 << 62) for told in request["slots"]]
-        return [slot.view(self.blocks[request["block"]].bytes) for slot in slots]
+        if not request.get("same"):
+            return [slot.view(self.blocks[request["block"]].bytes) for slot in slots]
+        place = (request["block"], slots)
+        if self.given[0] != place:
+            self.given = (place, [slot.view(self.blocks[request["block"]].bytes) for slot in slots])
+        for tensor in self.given[1] if request["touch"] else ():
+            torch.autograd.graph.increment_version(tensor)
+        return list(self.given[1])
 
     def tell(self, value: Any) -> tuple[dict[str, Any], list[int]]:
         """The reply for a value: its tree, and where each of its tensors lies for the other side to read."""
@@ -265,7 +287,7 @@ class Session:
         for slot, tensor in zip(slots, tensors, strict=True):
             if slot.nbytes:
                 ctypes.memmove(self.out.address + slot.offset, _data_ptr(tensor), slot.nbytes)
-        told = [{**slot.record(), "handle": None, "copied": False} for slot in slots]
+        told = [{**slot.record(), "handle": None, "number": None, "copied": False} for slot in slots]
         block = {"number": self.out_number, "fresh": fresh}
         return told, block, [self.out.descriptor] if fresh else []
 
@@ -281,21 +303,23 @@ class Session:
                 slot = slots.pop(0)
                 slot.view(self.out.bytes).copy_(tensor)
                 handle: bytes = self.out.handle
+                number = number_of(self.out.address)
             else:
-                handle, offset = found
+                handle, offset, number = found
                 slot = Slot(lay([tensor])[0][0].dtype, tuple(tensor.shape), tuple(tensor.stride()), offset)
-            told.append({**slot.record(), "handle": handle.hex(), "copied": copied})
+            told.append({**slot.record(), "handle": handle.hex(), "number": number, "copied": copied})
         torch.cuda.synchronize(self.device)
         return told, {"number": 0, "fresh": False}, []
 
-    def _handle_of(self, tensor: torch.Tensor) -> tuple[bytes, int] | None:
-        """The handle of the tensor's allocation and where in it the tensor begins; None when it cannot be shared."""
+    def _handle_of(self, tensor: torch.Tensor) -> tuple[bytes, int, int | None] | None:
+        """The handle of the tensor's allocation, where in it the tensor begins, and the allocation's number; None when
+        it cannot be shared."""
         if not tensor.numel():
             return None
         address = _data_ptr(tensor)
         try:
             base, _ = allocation_of(address)
-            return handle_of(base), address - base
+            return handle_of(base), address - base, number_of(base)
         except SharedMemoryError:
             return None
 
@@ -353,7 +377,7 @@ def serve(session: Session, channel: Channel) -> None:
             found = getattr(session, request["op"])(request, arguments)
             if request["op"] in ("start", "construct", "drop", "load_state", "capture", "repeat"):
                 reply = {"error": None, **found}
-            elif request["op"] in ("set_attribute", "has", "floats"):
+            elif request["op"] in ("set_attribute", "has", "peak", "floats"):
                 reply = {"error": None, "answer": found}
             else:
                 reply, rights = session.tell(found)
@@ -367,18 +391,6 @@ def serve(session: Session, channel: Channel) -> None:
         for descriptor in descriptors:
             os.close(descriptor)
         channel.send(reply, FOREVER_S, rights)
-
-
-def seed_host_cache(shared: str | None) -> None:
-    """Copy the host executor's compiled runtime into this cell's own cache, so that it is not compiled anew."""
-    own = os.environ.get("KBSUB_HOST_CACHE")
-    if not shared or not own:
-        return
-    for folder in Path(shared).glob("runtime-*"):
-        target = Path(own) / folder.name
-        if "-draft-" not in folder.name and not target.exists():
-            with contextlib.suppress(OSError):
-                shutil.copytree(folder, target)
 
 
 def main() -> None:

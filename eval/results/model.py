@@ -98,7 +98,7 @@ class StageEnd(Record):
     message: str | None = None
     seconds: float = 0.0
     log: str | None = None
-    confined: dict[str, Any] | None = None  # {"level", "lacks"} of the cell; None where no candidate ran in the process
+    confined: dict[str, Any] | None = None  # {"level", "lacks", "why"} of the candidate's process, where one began
     size: StageSize | None = None  # absent where it did not run, and in older files
 
 

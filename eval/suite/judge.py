@@ -147,13 +147,16 @@ def judge_many(payload: Mapping[str, Any], progress: Progress) -> dict[str, Any]
             else {}
         ),
     }
-    if device.type == "cuda":
-        facts["peak_extra_bytes"] = torch.cuda.max_memory_allocated(device) - base
+    judge_peak = torch.cuda.max_memory_allocated(device) - base if device.type == "cuda" else None
+    confined = {
+        who.stem: {**who.confined.record(), **who.found.record(), **_peaks(who, judge_peak)}
+        for who in entrants
+        if who.confined
+    }
+    if judge_peak is not None:
+        facts["peak_extra_bytes"] = judge_peak  # of the judge alone, for a baseline; others have theirs in `confined`
     if asked.left_out:
         facts["left_out"] = dict(asked.left_out)
-    confined = {
-        who.stem: {**who.confined.record(), **who.found.record()} for who in entrants if who.confined is not None
-    }
     return {
         "stress": {
             stem: stress_record(each, {**facts, **confined.get(stem, {})}, declared.get(stem))
@@ -190,6 +193,16 @@ def error_table(task: Task, device: torch.device, entrants: Sequence[Entrant]) -
     options = Options(strict=False, max_elements=0 if device.type == "cuda" else CPU_ELEMENTS)
     run_cases(task, device, entrants, cases, options, {}, lambda who, row, _: rows[who.stem].append(row))
     return {stem: oracle_record(each) for stem, each in rows.items()}
+
+
+def _peaks(who: Entrant, judge: int | None) -> dict[str, Any]:
+    """How much memory a candidate's cases took at most, beyond what was there before: a process each, and together.
+
+    Of the judge, on a GPU, by torch's allocator; "shared" is the judge's memory that the candidate's process sees."""
+    assert who.confined is not None
+    parts = {"judge": judge, "candidate": who.confined.peak_bytes, "shared": who.confined.shared_bytes}
+    known = {name: value for name, value in parts.items() if value is not None}
+    return {"peak_extra_bytes_of": known, **({"peak_extra_bytes": sum(known.values())} if len(known) == 3 else {})}
 
 
 def _reset_peak(device: torch.device) -> int:
@@ -282,9 +295,6 @@ def _attempt(
         if (lead := first_tensor(given)) is not None:
             given[lead] = lay_out(given[lead], case.layout)
         output = checks.run(models[key], given)
-        told = models[key].mutated if isinstance(models[key], Instance) else ()
-        if told:
-            return row_of(case, FAIL, f"changed its input {told[0]}")
         return _judge_output(shop, who, question, models, key, given, pristine, output, options)
     except NotApplicable as why:
         return row_of(case, SKIPPED, str(why))
@@ -350,6 +360,9 @@ def _judge_output(
         question, comparison, error, strict=strict, accurate=who.accurate, undeclared=not who.contract
     )
     facts: Row = {"native": comparison.to_json(), **oracle_facts(question, error)}
+    told = models[key].mutated if isinstance(models[key], Instance) else ()
+    if told:
+        return row_of(case, FAIL, f"changed its input {told[0]}", **facts)
     lead = first_tensor(given)
     for index, (held, kept) in enumerate(zip(given, pristine, strict=True)):
         original = values_of(kept, case.layout) if index == lead else kept

@@ -198,6 +198,11 @@ def load_parameters(instance: Instance, reference: torch.nn.Module, case: Case, 
         return
     found.parameters = match.how if match is not None else ""
     if match is None:
+        if case.parameters.kind == "initial" and case.layout == "misaligned_parameters":
+            own = model.state()  # of its own names, as constructed
+            model.load_state(
+                {key: misaligned(each) if each.is_floating_point() else each for key, each in own.items()}, bind=True
+            )
         if case.parameters.kind != "initial":
             raise NotApplicable(
                 f"{PARAMETERS_NOT_SET}: the reference's state dict has {_listed(state)}, "

@@ -67,7 +67,8 @@ class Many:
 
 def timed(kind, rounds):
     """(milliseconds of the honest one, names dropped, why) under one of the two replay protocols."""
-    scene = BenchScene(load_local_task(TESTS / "support" / "small_layer_norm.py"), torch.device("cpu"), None, 3)
+    task = load_local_task(TESTS / "support" / "small_layer_norm_task" / "reference.py")
+    scene = BenchScene(task, torch.device("cpu"), None, 3)
     clock, dropped = WorkClock(), {}
 
     def guard(name, stage, action):

@@ -82,7 +82,10 @@ def test_host_kernel_has_the_bits_of_the_gpu(stem: str, case: golden.GoldenCase)
     assert golden.digest(array_of(y), case.dtype) == golden.digest(expected.y, case.dtype)
 
 
-@pytest.mark.parametrize("stem", BIT_IDENTICAL)
+OFFICIAL = [pytest.param(stem, marks=[pytest.mark.slow] if stem == "reference_order" else []) for stem in BIT_IDENTICAL]
+
+
+@pytest.mark.parametrize("stem", OFFICIAL)  # `make test` takes the file with more kernels
 def test_official_shape_fits_in_time_and_memory(stem: str) -> None:
     index = 0 if stem == "reference_order" else 1
     case = golden.OFFICIAL[index]

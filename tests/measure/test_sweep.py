@@ -15,6 +15,8 @@ from kbsub.eval.cli import app
 from kbsub.eval.measure import sweep, sweep_child
 from kbsub.eval.process.isolated import Outcome, Status
 
+pytestmark = pytest.mark.usefixtures("warm_children")
+
 HEAD = """
 import os
 import torch

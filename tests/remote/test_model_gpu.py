@@ -13,6 +13,7 @@ from kbsub.adapters.task import load_task
 from kbsub.eval.process.cell import Cell
 from kbsub.eval.process.isolated import Status
 from kbsub.eval.remote.model import RemoteError, Worker, WorkerFailure
+from kbsub.eval.remote.probes import Poison
 from support.paths import TESTS
 
 pytestmark = pytest.mark.gpu
@@ -57,6 +58,10 @@ class ModelNew(nn.Module):
         import cupy
         return torch.from_dlpack(cupy.full(100, 9, dtype=cupy.float32))
 
+    def frees(self, x, value):
+        torch.cuda.empty_cache()  # the last answer's memory goes back to the driver, and this one takes its place
+        return torch.full((1 << 23,), value, device=x.device)
+
     def refuses(self, x):
         raise ValueError("not this one")
 
@@ -98,6 +103,14 @@ def test_an_output_has_the_bits_of_a_call_in_this_process(worker):
     with torch.no_grad():
         assert torch.equal(model(x), truth.ln(x))
     assert all(torch.equal(value, truth.state_dict()[key]) for key, value in model.state().items())
+
+
+def test_memory_that_the_worker_frees_and_takes_anew_is_read_anew(worker):
+    model, x = worker.construct([SHAPE]), draw(6, 8)
+    for turn in range(40):  # more than mappings are kept
+        answer = model.call([x, float(turn)], method="frees").value
+        assert bool((answer == turn).all())
+    model.drop()
 
 
 @pytest.mark.parametrize("rows", [3, 70_000, 5])  # the block grows, and stays
@@ -247,3 +260,34 @@ def test_the_price_of_a_call_is_said(worker, capsys):
         with capsys.disabled():
             print(f"\nremote call, {name}: median {statistics.median(samples):.2f} ms, least {min(samples):.2f} ms")
         assert statistics.median(samples) < bound_ms
+
+
+def test_an_output_behind_slow_work_on_the_current_stream(tmp_path):
+    """A call that joins its stream is seen finished; one that works on a stream of its own is not."""
+    text = (
+        GPU_CANDIDATE
+        + """
+    def elsewhere(self, x):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            return self.ln(x)
+"""
+    )
+    device = torch.device("cuda", torch.cuda.current_device())
+    x = torch.randn(1 << 16, 8, device=device)
+    right = torch.nn.functional.layer_norm(x, SHAPE)
+    cell, task = Cell(tmp_path / "cell"), load_task(1, 40, kernelbench=None)
+    with Worker.start(text, task, cell=cell, device=device) as worker:
+        model = worker.construct([SHAPE])
+        model(x)
+        seen, finished = model.on_current_stream([x], Poison(shape=tuple(x.shape), dtype=x.dtype, blocks=8)).value
+        assert torch.allclose(seen, right, atol=1e-5) and torch.equal(seen, finished)
+        assert torch.equal(model.call([x], keep=1).value, model.read(1, [x + 1]).value)
+    beside = text.replace("def forward", "def joined").replace("def elsewhere", "def forward")
+    with Worker.start(
+        beside, load_task(1, 40, kernelbench=None), cell=Cell(tmp_path / "cell"), device=device
+    ) as worker:
+        model = worker.construct([SHAPE])
+        model(x)
+        seen, _ = model.on_current_stream([x], Poison(shape=tuple(x.shape), dtype=x.dtype, blocks=8)).value
+        assert not torch.allclose(seen, right, atol=1e-5)
+        assert worker.peak_bytes() > x.nbytes

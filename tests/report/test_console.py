@@ -21,7 +21,7 @@ from kbsub.eval.report.terminal import explanations
 from kbsub.eval.run.runner import Row
 from support.paths import TESTS
 
-REFERENCE = TESTS / "support" / "small_layer_norm.py"
+REFERENCE = TESTS / "support" / "small_layer_norm_task" / "reference.py"
 # Raises words that no byte stands for, and some that latin-1 has. Its own docstring: "Wörter."
 NOT_ASCII = '''"""Wörter."""
 import torch.nn as nn

@@ -20,7 +20,7 @@ from support.paths import ROOT, TESTS
 pytestmark = pytest.mark.slow  # each copies the tree and runs kbsub on it
 
 WITHOUT = shutil.ignore_patterns("__pycache__")
-SMALL = TESTS / "support" / "small_layer_norm.py"  # a task that a CPU evaluates in no time
+SMALL = TESTS / "support" / "small_layer_norm_task" / "reference.py"  # a task that a CPU evaluates in no time
 
 
 class Tree:

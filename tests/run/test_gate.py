@@ -17,6 +17,8 @@ from kbsub.eval.verdicts.kind import Answer
 from kbsub.eval.verdicts.register import KINDS
 from support.paths import ROOT, TESTS
 
+pytestmark = pytest.mark.usefixtures("warm_children")
+
 LADDER = ROOT / "submissions" / "level1_40"
 OK = {"status": "OK", "message": "", "seconds": 1.5}
 NOT_RUN = {"status": "NOT_RUN", "message": "no GPU here", "seconds": 0.0}

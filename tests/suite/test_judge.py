@@ -16,6 +16,8 @@ from support.paths import ROOT
 from support.sizes import SMALL_LEVEL1_40, SMALL_TASK
 from support.stress_stand_ins import NATIVE, RIGHT, WRONG, source
 
+pytestmark = pytest.mark.usefixtures("warm_children")
+
 COMMON = {"task": "level1_40", "precision": "fp32", "kernelbench": None, "device": "cpu", "size": SMALL_LEVEL1_40}
 TASK = load_task(1, 40, kernelbench=None)
 HANDED = [case.name for case in task_cases(TASK).cases if case.name.startswith("handed/")]

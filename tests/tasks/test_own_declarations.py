@@ -19,6 +19,8 @@ from kbsub.eval.run.runner import Plan, _declared_payloads
 from kbsub.eval.tasks.declarations import DeclarationError, declaration_of, is_ours, read_declarations, read_declared
 from support.paths import ROOT, TESTS
 
+pytestmark = pytest.mark.usefixtures("warm_children")
+
 SUBMISSIONS = ROOT / "submissions"
 OWN = sorted(file for table in SUBMISSIONS.rglob("candidates.toml") for file in table.parent.glob("*.py"))
 OWN = [file for file in OWN if file.stem not in ("reference", "__init__")]
@@ -153,7 +155,7 @@ def test_only_this_repositorys_files_share_a_child(tmp_path: Path) -> None:
     mine = submit(tmp_path, "mine", "", CONTROL)
     ladder = [SUBMISSIONS / "level1_40" / f"{stem}.py" for stem in ("split_eager", "native_torchscript")]
     files = (mine, *ladder)
-    task = load_local_task(TESTS / "support" / "small_layer_norm.py")
+    task = load_local_task(TESTS / "support" / "small_layer_norm_task" / "reference.py")
     plan = Plan(
         task,
         "level1_40",

@@ -8,13 +8,12 @@ from __future__ import annotations
 import functools
 import math
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kbsub.adapters.evaluator import TIMING_METHOD, timing_of
 from kbsub.eval.bench.methods.method import Measured, TimedScene, TimingMethod
-from kbsub.eval.bench.timing import Attempt, Dropped, Series, TimedInputs, TimingProtocol, round_orders, spread
+from kbsub.eval.bench.timing import Attempt, Dropped, Series, TimedInputs, TimingProtocol, round_orders, spread, walk
 from kbsub.eval.process.isolated import Status
 
 MOST_SAMPLES = 400  # of one program in a result file; do_bench makes thousands
@@ -49,43 +48,31 @@ def upstream_rounds(
     to pass. The last output of every call is checked. `function` is what upstream's get_timing_function returns.
     """
     series = Series({name: [] for name in programs}, list(programs), passes={name: [] for name in programs})
-    started = time.monotonic()
-    gone: set[str] = set()
     trials = math.ceil(protocol.trials / protocol.passes)
-    for index, order in enumerate(round_orders(len(programs), protocol.passes, protocol.order_seed)):
-        if index and out_of_time():
-            break
-        series.orders.append(order)
-        for position in order:
-            name = series.names[position]
-            if name in gone:
-                continue
 
-            def sample(name: str = name, index: int = index) -> list[float]:
-                last = _LastOutput(programs[name], last_call(method, protocol, trials))
-                arguments, shown = scene.load_pass(index)
-                times = function(
-                    last,
-                    arguments,
-                    num_warmup=protocol.upstream_warmups,
-                    num_trials=trials,
-                    discard_first=protocol.discarded,
-                    verbose=False,
-                    device=device,
-                )
-                complaint = scene.check(name, last.output, shown)
-                if complaint:
-                    raise Dropped(Status.INCORRECT_NUMERICAL, f"{method}, pass {index}: {complaint}")
-                return [float(value) for value in times]
+    def sample(name: str, index: int) -> list[float]:
+        last = _LastOutput(programs[name], last_call(method, protocol, trials))
+        arguments, shown = scene.load_pass(index)
+        times = function(
+            last,
+            arguments,
+            num_warmup=protocol.upstream_warmups,
+            num_trials=trials,
+            discard_first=protocol.discarded,
+            verbose=False,
+            device=device,
+        )
+        complaint = scene.check(name, last.output, shown)
+        if complaint:
+            raise Dropped(Status.INCORRECT_NUMERICAL, f"{method}, pass {index}: {complaint}")
+        return [float(value) for value in times]
 
-            kept, value = attempt(name, f"{method} pass {index}", sample)
-            if kept:
-                series.samples[name].extend(value)
-                series.passes[name].append(statistics.median(value))
-            else:
-                gone.add(name)
-    series.seconds = time.monotonic() - started
-    return series
+    def keep(name: str, times: list[float]) -> None:
+        series.samples[name].extend(times)
+        series.passes[name].append(statistics.median(times))
+
+    orders = round_orders(len(programs), protocol.passes, protocol.order_seed)
+    return walk(series, orders, f"{method} pass", sample, keep, attempt, out_of_time)
 
 
 def last_call(method: str, protocol: TimingProtocol, trials: int) -> int | None:

@@ -14,6 +14,7 @@ import torch
 from kbsub.eval.operators.identity import IdentitySuite, Outputs, Question
 from kbsub.eval.remote.matching import Match, match_state
 from kbsub.eval.remote.model import RemoteModel, Reply, Worker
+from kbsub.eval.remote.probes import Poison
 from kbsub.eval.suite.checks import as_one
 
 WITH_STATISTICS = "output_with_stats"  # the output of the method that returns the statistics too
@@ -82,10 +83,10 @@ class Subject:
         NaN was left in freed memory before.
         """
         assert self.model is not None
-        got = [self._tensors(self.model.call(inputs, poison=True, seed=seed), 1)]
+        got = [self._tensors(self.model.call(inputs, poison=Poison(), seed=seed), 1)]
         if self.has_statistics:
             assert self.suite is not None
-            reply = self.model.call(inputs, method=self.suite.method, poison=True)
+            reply = self.model.call(inputs, method=self.suite.method, poison=Poison())
             got.append(self._tensors(reply, 1 + len(self.suite.statistics)))
         return self._named([tensor for each in got for tensor in each])
 

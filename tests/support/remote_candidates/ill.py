@@ -31,7 +31,15 @@ def reply(fds=(), **changes):
         "requires_grad": False,
         "aliases_input": False,
     }
-    told = {"dtype": "float32", "shape": [6, 8], "strides": [8, 1], "offset": 0, "handle": None, "copied": False}
+    told = {
+        "dtype": "float32",
+        "shape": [6, 8],
+        "strides": [8, 1],
+        "offset": 0,
+        "handle": None,
+        "number": None,
+        "copied": False,
+    }
     block = {"number": 77, "fresh": True, **changes.pop("block", {})}
     whole = {"value": {"tensor": 0}, "tensors": [{**told, **changes, "facts": facts}], "block": block, "error": None}
     put(json.dumps(whole).encode(), fds)
