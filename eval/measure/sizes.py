@@ -23,7 +23,7 @@ from kbsub.adapters.task import Task, TaskError, resolve_task
 from kbsub.eval.process.isolated import Status, run_isolated
 from kbsub.eval.process.printable import one_line
 from kbsub.eval.results.model import write_json_atomic
-from kbsub.eval.tasks.sizes import RECORDED, Recorded, SizesError, TaskSizes, recorded
+from kbsub.eval.tasks.sizes import RECORDED, RecordedSizes, SizesError, TaskSizes, recorded
 
 TARGET = "kbsub.eval.run.derive_size:judge_many"
 LEVELS = (1, 2, 3)  # level 4 downloads models
@@ -47,7 +47,7 @@ def command(
     try:
         known = recorded(out)
     except SizesError:
-        known = Recorded(pin=PIN, torch="", tasks={})
+        known = RecordedSizes(pin=PIN, torch="", tasks={})
     there = known.tasks if known.pin == PIN else {}
     todo = [task for task in wanted if again or task.slug not in there or there[task.slug].sha256 != task.sha256]
     typer.echo(f"{len(wanted)} tasks, {len(todo)} to derive")

@@ -81,7 +81,7 @@ def command(
         raise typer.Exit(2)
     at_once = jobs or max(1, (os.cpu_count() or 4) - 2)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # the children share the cores
-    found = Found(out, {"size": size, "stages": list(wanted), "at_once": at_once}, device)
+    found = TaskRows(out, {"size": size, "stages": list(wanted), "at_once": at_once}, device)
     todo = [each for each in work if again or not found.has(each)]
     typer.echo(f"{len(work)} to judge, {len(todo)} of them not finished; {at_once} at once")
     started = time.monotonic()
@@ -122,7 +122,7 @@ def _of_corpus(path: Path, rows: str) -> list[Work]:
     return found[int(first or 0) : int(end) if end else None]
 
 
-class Found:
+class TaskRows:
     """The data file, written after every row; rows of the same text, size and stages are kept from an earlier run."""
 
     def __init__(self, out: Path, how: Mapping[str, Any], device: str) -> None:

@@ -30,7 +30,7 @@ from kbsub.eval.process.frames import Channel, FrameError, check, printable
 from kbsub.eval.process.isolated import JudgeFailure, Status
 from kbsub.eval.remote.endings import how_it_ended
 from kbsub.eval.remote.probes import Poison
-from kbsub.eval.remote.reading import FACTS_FORM, OutputReader, TensorFacts
+from kbsub.eval.remote.reading import FACTS_FORM, Forms, OutputReader, TensorFacts, state_forms
 from kbsub.eval.remote.sending import Blocks
 
 _ERROR_FORM = {"error": {"kind": str, "type": str, "text": str}}
@@ -39,7 +39,6 @@ _TOLD_FORM = {
     "tensors": [FACTS_FORM],
     "block": {"number": int, "fresh": bool},
 }
-_STATE_ENTRIES = 100_000
 
 
 class RemoteError(JudgeFailure):
@@ -242,18 +241,11 @@ class Worker:
         except ValueError as error:
             raise self._fail(Status.CRASHED, f"a malformed reply: {error}", op) from error
 
-    def _forms(self, told: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
+    def _forms(self, told: Any) -> Forms:
         try:
-            if not isinstance(told, dict) or len(told) > _STATE_ENTRIES:
-                raise ValueError("the forms of a state dict are no object")
-            for form in told.values():
-                check(form, [(str, list)])
-                check(form[1:], [[int]])
-                if len(form) != 2 or not isinstance(form[0], str):
-                    raise ValueError("the form of a state's tensor is not dtype and shape")
+            return state_forms(told)
         except ValueError as error:
             raise self._fail(Status.CRASHED, f"a malformed reply: {error}", "construct") from error
-        return {key: (form[0], tuple(form[1])) for key, form in told.items()}
 
     def _raised(self, error: Mapping[str, str], op: str) -> CandidateRaised:
         name, text, kind = printable(error["type"], 80), printable(error["text"]), error["kind"]
@@ -312,8 +304,7 @@ class RemoteModel:
         under which `read` finds what was returned. seed: for torch.manual_seed, before. Raises RemoteError.
         """
         told = None if poison is None else poison.record()
-        words = {"method": method, "grad": grad, "poison": told, "same": same, "touch": touch, "keep": keep}
-        words["seed"] = seed
+        words = dict(method=method, grad=grad, poison=told, same=same, touch=touch, keep=keep, seed=seed)
         return self._answer("call", words, list(inputs), "call", timeout_s)
 
     def read(self, keep: int, inputs: Sequence[Any], timeout_s: float | None = None) -> Reply:
@@ -379,7 +370,7 @@ class RemoteModel:
         return bool(reply["answer"])
 
     def floats(self, timeout_s: float | None = None) -> dict[str, float]:
-        """Path -> value of every attribute of the instance and its submodules that is a float ("ln.eps")."""
+        """Path -> value of every float attribute of the instance and its submodules ("ln.eps")."""
         told = self._ask("floats", {"answer": dict}, timeout_s)["answer"]
         return {str(path): value for path, value in told.items() if isinstance(value, float)}
 

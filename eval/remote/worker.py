@@ -22,10 +22,10 @@ from typing import Any
 
 import torch
 
-from kbsub.adapters.candidate import CandidateError, load_candidate
+from kbsub.adapters.candidate import load_candidate
 from kbsub.adapters.task import Task
 from kbsub.eval.process.frames import Channel, printable
-from kbsub.eval.process.isolated import is_out_of_memory
+from kbsub.eval.remote.errors import error_words
 from kbsub.eval.remote.graphs import called, captured, in_turn
 from kbsub.eval.remote.host_cache import seed_host_cache
 from kbsub.eval.remote.memory import (
@@ -346,24 +346,6 @@ def _address(tensor: Any) -> int:
         return 0
 
 
-def _error(error: BaseException) -> dict[str, Any]:
-    """An exception in words; `kind` is all that the other side decides by."""
-    kind = "other"
-    if isinstance(error, SystemExit):
-        kind = "exit"
-    elif is_out_of_memory(error) or (isinstance(error, CandidateError) and error.status == "OUT_OF_MEMORY"):
-        kind = "memory"
-    elif isinstance(error, CandidateError):
-        kind = "load"
-    elif isinstance(error, ValueError):
-        kind = "value"
-    try:
-        text = str(error).split("\nCUDA kernel errors might")[0].split("\nException raised from")[0]
-    except BaseException:
-        text = "an exception that cannot be printed"
-    return {"kind": kind, "type": printable(type(error).__name__, 80), "text": printable(text)}
-
-
 def serve(session: Session, channel: Channel) -> None:
     """Answer requests until the other side is gone."""
     while True:
@@ -385,7 +367,7 @@ def serve(session: Session, channel: Channel) -> None:
             del arguments, found
             session.finish()
         except BaseException as error:  # whatever a candidate raises is its answer
-            reply, rights = {"error": _error(error)}, []
+            reply, rights = {"error": error_words(error)}, []
             with contextlib.suppress(RuntimeError):  # a context that is broken has nothing left at work
                 session.finish()
         for descriptor in descriptors:

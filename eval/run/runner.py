@@ -33,7 +33,7 @@ from kbsub.eval.results.record import Environment
 from kbsub.eval.results.timing import Floors, Timing
 from kbsub.eval.run.machine_facts import display_path, memory_limit_bytes
 from kbsub.eval.run.shared import SHARES, SharedStages
-from kbsub.eval.run.sizes import Choice, Sizes, sizes_for
+from kbsub.eval.run.sizes import Choice, RunSizes, sizes_for
 from kbsub.eval.run.source_text import read_source, read_with_digest
 from kbsub.eval.run.stage_values import is_environment, stage_problem
 from kbsub.eval.tasks.cell import cell_of
@@ -66,7 +66,7 @@ class Plan:
     size: str = ""
     gpu: str | None = None
     declared: Declared | None = None
-    sizes: Sizes | None = None  # found out when the run begins
+    sizes: RunSizes | None = None  # found out when the run begins
 
     def __post_init__(self) -> None:
         if self.declared is None:

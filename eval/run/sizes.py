@@ -1,7 +1,7 @@
 """At which size of a task each stage judges here, and why; what does not fit is said before anything is drawn.
 
 The official verdict on a GPU is of the task as it is written. Every other stage takes the largest size that fits the
-memory and the time there is. Sizes come from eval/tasks/sizes.py, or, for a program that nobody recorded, from one
+memory and the time there is. RunSizes come from eval/tasks/sizes.py, or, for a program that nobody recorded, from one
 small child. Must not know what a stage does. Imports no torch.
 """
 
@@ -63,7 +63,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class RunSizes:
     """The sizes of the task of one run on one device ("cpu", "cuda:1"). asked: --size, or ""."""
 
     task: Task
@@ -121,12 +121,12 @@ class Sizes:
         return (read_task_file(folder) if folder is not None else task_file(self.task.slug)).operator is not None
 
 
-def sizes_for(task: Task, task_text: str, kernelbench: str | None, device: str, asked: str = "") -> Sizes:
+def sizes_for(task: Task, task_text: str, kernelbench: str | None, device: str, asked: str = "") -> RunSizes:
     """The sizes of a task for a run on `device`. Asks a child where nobody recorded them, once a process.
 
     Where they cannot be found out, there is the official one alone, and everything goes on as if nobody had asked.
     """
-    return Sizes(task, device, _known(task, task_text, kernelbench, device, asked), asked)
+    return RunSizes(task, device, _known(task, task_text, kernelbench, device, asked), asked)
 
 
 def _known(task: Task, task_text: str, kernelbench: str | None, device: str, asked: str) -> TaskSizes:

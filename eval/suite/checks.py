@@ -16,6 +16,7 @@ import torch
 from kbsub.adapters.refusal import reference_asked
 from kbsub.adapters.task import SEED
 from kbsub.eval.operators.compare.predicate import Comparison, compare, same_bits
+from kbsub.eval.operators.operator import Operator
 from kbsub.eval.remote.graphs import called, captured
 from kbsub.eval.remote.probes import behind_slow_work
 from kbsub.eval.suite.confined import Instance
@@ -277,3 +278,13 @@ def _need_cuda(scene: Scene) -> None:
 
 def _is_float(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def exactly_constant(operator: Operator, scene: Scene) -> str | None:
+    """Rows of one constant give what the operator says, exactly; NotApplicable where nothing is known."""
+    known = operator.of_constant_rows(scene.reference, scene.output)
+    if known is None:
+        raise NotApplicable("what a constant row gives is not known of the task's operator")
+    if bool((scene.output == known).all()):
+        return None
+    return f"a constant row must give exactly beta: {compare(known, scene.output, atol=0.0, rtol=0.0).describe()}"

@@ -24,7 +24,6 @@ from kbsub.adapters.refusal import short_error as _short
 from kbsub.adapters.task import OFFICIAL_SIZE, Task, task_from_payload
 from kbsub.eval.operators.compare.oracle import error_of
 from kbsub.eval.operators.compare.predicate import PredicateError, compare, same_bits
-from kbsub.eval.operators.operator import Operator
 from kbsub.eval.process.isolated import JudgeFailure, Status, is_out_of_memory
 from kbsub.eval.remote.model import CandidateRaised, CandidateRefused, RemoteError, WorkerFailure
 from kbsub.eval.suite import checks
@@ -386,7 +385,7 @@ def _further(shop: Workshop, scene: checks.Scene, question: Question, facts: Row
             facts["calls"] = scene.calls
         return checks.CHECKS[case.check](scene)
     if case.expect == "beta":
-        return _exactly_constant(shop.operator, scene)
+        return checks.exactly_constant(shop.operator, scene)
     if question.clean is not None:
         row, _ = special_place(scene.expected.shape[0] if scene.expected.dim() else 1, 1)
         problem, facts["other_rows_asked"] = checks.others_keep_their_bits(scene, *question.clean, row)
@@ -395,12 +394,3 @@ def _further(shop: Workshop, scene: checks.Scene, question: Question, facts: Row
         total = float(torch.ones(8, device=scene.output.device).sum())  # raises after an illegal launch
         return None if total == 8.0 else "an unrelated CUDA op is wrong after the empty batch"
     return None
-
-
-def _exactly_constant(operator: Operator, scene: checks.Scene) -> str | None:
-    known = operator.of_constant_rows(scene.reference, scene.output)
-    if known is None:
-        raise NotApplicable("what a constant row gives is not known of the task's operator")
-    if bool((scene.output == known).all()):
-        return None
-    return f"a constant row must give exactly beta: {compare(known, scene.output, atol=0.0, rtol=0.0).describe()}"

@@ -17,7 +17,7 @@ from kbsub.adapters.task import SEED, Task
 from kbsub.eval.operators.register import operator_of
 from kbsub.eval.suite.confined import Confined, Instance
 from kbsub.eval.suite.inputs import NotApplicable, make_inputs, misaligned, set_parameters
-from kbsub.eval.suite.setting import PARAMETERS_NOT_SET, Found, match_of, set_eps, set_remote_eps, state_for, with_eps
+from kbsub.eval.suite.setting import PARAMETERS_NOT_SET, HowSet, match_of, set_eps, set_remote_eps, state_for, with_eps
 from kbsub.eval.tasks.cases import OWN_EPS, Case, CaseShape, TaskCases, load_task_cases
 from kbsub.eval.tasks.folder import submissions_folder
 
@@ -38,7 +38,7 @@ class Entrant:
     build: Build | None = None
     hosted: bool = False  # its kernels are executed on the CPU
     confined: Confined | None = None
-    found: Found = field(default_factory=Found)  # how its parameters and eps are set
+    found: HowSet = field(default_factory=HowSet)  # how its parameters and eps are set
 
 
 BASELINES: dict[str, Build] = {
@@ -186,7 +186,7 @@ def is_modelled(reference: torch.nn.Module) -> bool:
     return "forward" in vars(reference)
 
 
-def load_parameters(instance: Instance, reference: torch.nn.Module, case: Case, found: Found) -> None:
+def load_parameters(instance: Instance, reference: torch.nn.Module, case: Case, found: HowSet) -> None:
     """Give a candidate the reference's parameters and buffers, by key, by order and shape, or by shape.
 
     Where none of these fits, NotApplicable, except for the initial ones: the same seed came before both constructors.

@@ -21,7 +21,7 @@ BY_PATH, BY_VALUE, BY_ARGUMENT = "by its name", "by its value", "by the construc
 
 
 @dataclass
-class Found:
+class HowSet:
     """How one candidate is set, found out at its first instance. None: not asked yet; "": it cannot be set."""
 
     parameters: str | None = None

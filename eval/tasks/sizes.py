@@ -69,7 +69,7 @@ class TaskSizes(BaseModel):
     why_not: dict[str, str] = Field(default_factory=dict)
 
 
-class Recorded(BaseModel):
+class RecordedSizes(BaseModel):
     """The committed file: the sizes of KernelBench's problems at one pin, by slug."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -84,10 +84,10 @@ class SizesError(ValueError):
 
 
 @functools.lru_cache(maxsize=1)
-def recorded(path: Path = RECORDED) -> Recorded:
+def recorded(path: Path = RECORDED) -> RecordedSizes:
     """What was recorded at the pin. SizesError for a file that is none."""
     try:
-        return Recorded.model_validate(json.loads(path.read_text("utf-8")))
+        return RecordedSizes.model_validate(json.loads(path.read_text("utf-8")))
     except (OSError, ValueError, ValidationError) as error:
         raise SizesError(f"{path.name}: cannot be read ({error}); make it again with: kbsub measure sizes") from error
 

@@ -13,7 +13,7 @@ from kbsub.eval.cli import app
 from kbsub.eval.process.isolated import Outcome, Status
 from kbsub.eval.run import batch, sizes
 from kbsub.eval.run.derive_size import LIMITS, costs_of, derive, halved, kinds_of
-from kbsub.eval.run.sizes import Sizes, sizes_for
+from kbsub.eval.run.sizes import RunSizes, sizes_for
 from kbsub.eval.tasks.sizes import CHECK, OFFICIAL, SMALL, Costs, Size, TaskSizes, recorded, stated
 from kbsub.eval.verdicts.register import KINDS
 from support.paths import TESTS
@@ -277,7 +277,7 @@ def test_the_size_of_a_stage(monkeypatch, name):
     touched, there, device, stage, hosted, asked, expected, refused = CHOSEN[name]
     monkeypatch.setattr(sizes, "_there", lambda device: there)
     task = load_local_task(TESTS / "support" / "small_layer_norm.py")
-    choice = Sizes(task, device, known_sizes(*touched), asked).of(KINDS[stage], hosted=hosted)
+    choice = RunSizes(task, device, known_sizes(*touched), asked).of(KINDS[stage], hosted=hosted)
     assert (choice.name, bool(choice.refused)) == (expected, refused), choice
 
 
@@ -286,9 +286,9 @@ def test_half_precision_takes_half_but_is_drawn_whole(monkeypatch, precision, re
     task = load_local_task(TESTS / "support" / "small_layer_norm.py", precision)
     known = TaskSizes(sha256="", sizes={OFFICIAL: Size(costs=Costs(inputs=600, outputs=400))})
     monkeypatch.setattr(sizes, "_there", lambda device: 999)
-    assert bool(Sizes(task, "cpu", known).of(KINDS["official"]).refused) is refused
+    assert bool(RunSizes(task, "cpu", known).of(KINDS["official"]).refused) is refused
     monkeypatch.setattr(sizes, "_there", lambda device: 599)
-    assert Sizes(task, "cpu", known).of(KINDS["official"]).refused
+    assert RunSizes(task, "cpu", known).of(KINDS["official"]).refused
 
 
 def test_a_small_task_asks_no_child(monkeypatch):
