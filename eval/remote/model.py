@@ -303,15 +303,13 @@ class RemoteModel:
         tensor objects, too, as those of the last call that said so. touch: whose version counters move. keep: a number
         under which `read` finds what was returned. seed: for torch.manual_seed, before. Raises RemoteError.
         """
-        told = None if poison is None else poison.record()
-        words = dict(method=method, grad=grad, poison=told, same=same, touch=touch, keep=keep, seed=seed)
+        words: dict[str, Any] = {"method": method, "grad": grad, "poison": None if poison is None else poison.record()}
+        words |= {"same": same, "touch": touch, "keep": keep, "seed": seed}
         return self._answer("call", words, list(inputs), "call", timeout_s)
 
     def read(self, keep: int, inputs: Sequence[Any], timeout_s: float | None = None) -> Reply:
         """What the call that said `keep` returned, as it is now, after `inputs` were put where the last call's lie.
-
-        They have the forms of those. `seconds` and `mutated` mean nothing here.
-        """
+        They have the forms of those. `seconds` and `mutated` mean nothing here."""
         return self._answer("read", {"keep": keep}, list(inputs), "call", timeout_s)
 
     def capture(
@@ -349,8 +347,8 @@ class RemoteModel:
         """model.load_state_dict(state); what `state` does not have stays. bind: its parameters become views of the
         judge's memory instead, with the strides and alignment that `state` has."""
         block = f"state {self.number}" if bind else "call"
-        strict = set(state) == set(self.state_forms)
-        self._ask("load_state", {}, timeout_s, dict(state), block=block, bind=bind, strict=strict)
+        whole = set(state) == set(self.state_forms)
+        self._ask("load_state", {}, timeout_s, dict(state), block=block, bind=bind, strict=whole)
 
     def bound_state_changed(self) -> bool:
         """Whether the memory of the state that was bound last differs from what was put there."""
@@ -371,8 +369,8 @@ class RemoteModel:
 
     def floats(self, timeout_s: float | None = None) -> dict[str, float]:
         """Path -> value of every float attribute of the instance and its submodules ("ln.eps")."""
-        told = self._ask("floats", {"answer": dict}, timeout_s)["answer"]
-        return {str(path): value for path, value in told.items() if isinstance(value, float)}
+        told = self._ask("floats", {"answer": dict}, timeout_s)["answer"].items()
+        return {path: value for path, value in told if isinstance(value, float)}
 
     def has(self, name: str, timeout_s: float | None = None) -> bool:
         """Whether the instance has an attribute, such as "forward_with_stats"."""
