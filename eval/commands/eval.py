@@ -239,7 +239,7 @@ def _summary(console: Any, plan: Any, rows: Any, target: Path) -> None:
     added = added_table(rows)
     if added is not None:
         print_wide(console, added)
-    for line in explanations(plan, rows):
+    for line in explanations(rows, plan):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     certified = sum(bool(row.fields.get("official")) for row in rows)
     if "official" in plan.stages and not certified:

@@ -81,10 +81,11 @@ def added_table(rows: Sequence[Row]) -> Table | None:
     return table
 
 
-def explanations(plan: Plan, rows: Sequence[Row]) -> list[str]:
+def explanations(rows: Sequence[Row], plan: Plan | None = None) -> list[str]:
     """One line for every row or stage that did not end well: what happened, where, and what to do next.
 
-    Of a file that nothing is declared of, the first failed cases and findings by name, too.
+    Of a file that nothing is declared of, the first failed cases and findings by name, too. `plan`: whose task and device
+    a command to copy repeats.
     """
     lines = []
     for row in rows:
@@ -100,11 +101,13 @@ def explanations(plan: Plan, rows: Sequence[Row]) -> list[str]:
     return [one_line(line) for line in lines]
 
 
-def _explanation(name: str, plan: Plan, row: Row, status: Status, message: str, stages: list[str]) -> str:
+def _explanation(name: str, plan: Plan | None, row: Row, status: Status, message: str, stages: list[str]) -> str:
     words = message if message.startswith(str(status)) else f"{status}: {message}"
     where = "" if len(stages) == len(row.outcomes) > 1 else f", {', '.join(stages)}"
-    again = f"kbsub eval {shlex.quote(shown_name(row.file))} --task {shlex.quote(shown_name(plan.task_text))}"
-    again += f" --device {plan.device} --only {','.join(stages)}"
+    again = f"kbsub eval {shlex.quote(shown_name(row.file))}"
+    if plan is not None:
+        again += f" --task {shlex.quote(shown_name(plan.task_text))} --device {plan.device}"
+    again += f" --only {','.join(stages)}"
     hint = {
         Status.TIMEOUT: f". Rerun it alone with: {again} --timeout 900",
         Status.CRASHED: f". Its output is in the result file (stages.{stages[0]}.log). Rerun it alone with: {again}",

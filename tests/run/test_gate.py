@@ -207,7 +207,7 @@ REPORTED = {"good": [Check("official", P, "fine"), Check("stress", Answer.NOT_RE
 def test_the_json_names_what_was_not_required() -> None:
     content = as_json(REPORTED, ["official"], {"task": "level1_40"})
     assert content["required"] == ["official"]
-    assert content["not_required"] == ["identity", "stress", "oracle", "guards"]
+    assert content["not_required"] == ["identity", "stress", "oracle", "guards", "source"]
     assert content["exit_code"] == 1
     assert content["candidates"]["good"]["stress"]["answer"] == "not required"
 
@@ -253,7 +253,7 @@ def test_zero_when_every_required_check_passes(native: str, tmp_path: Path) -> N
     content = json.loads((tmp_path / "gate.json").read_text())
     assert content["candidates"]["native"]["guards"]["answer"] == "pass"
     assert content["provenance"] == "local"
-    assert junitparser.JUnitXml.fromfile(str(tmp_path / "deep" / "gate.xml")).skipped == 4
+    assert junitparser.JUnitXml.fromfile(str(tmp_path / "deep" / "gate.xml")).skipped == 5
 
 
 def test_one_when_a_required_check_fails(native: str) -> None:
