@@ -84,8 +84,8 @@ def added_table(rows: Sequence[Row]) -> Table | None:
 def explanations(rows: Sequence[Row], plan: Plan | None = None) -> list[str]:
     """One line for every row or stage that did not end well: what happened, where, and what to do next.
 
-    Of a file that nothing is declared of, the first failed cases and findings by name, too. `plan`: whose task and device
-    a command to copy repeats.
+    Of a file that nothing is declared of, the first failed cases and findings by name, too. A command to copy
+    repeats the task and the device of `plan`.
     """
     lines = []
     for row in rows:

@@ -190,6 +190,6 @@ def test_the_variable_is_left_to_the_caller(monkeypatch):
 
 def test_the_command_to_copy_repeats_the_task_and_the_device(tmp_path):
     row = Row(tmp_path / "a b.py", "x", {}, {"stress": Outcome(Status.CRASHED, None, "died", "", 3.0)})
-    task = load_local_task(TESTS / "support" / "small_layer_norm.py")
+    task = load_local_task(TESTS / "support" / "small_layer_norm_task" / "reference.py")
     plan = Plan(task, "my task.py", (), ("stress",), "fp32", "cuda:1", None, 1.0)
     assert "--task 'my task.py' --device cuda:1 --only stress" in explanations([row], plan)[0]

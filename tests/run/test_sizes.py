@@ -16,7 +16,6 @@ from kbsub.eval.run.derive_size import LIMITS, costs_of, derive, halved, kinds_o
 from kbsub.eval.run.sizes import RunSizes, sizes_for
 from kbsub.eval.tasks.sizes import CHECK, OFFICIAL, SMALL, Costs, Size, TaskSizes, recorded, stated
 from kbsub.eval.verdicts.register import KINDS
-from support.paths import TESTS
 
 TASK = """
 import torch
@@ -48,6 +47,13 @@ def task_text(draws="return [torch.rand(4096, 393216)]", forward="return x.relu(
 def local(folder, text):
     (folder / "task.py").write_text(text)
     return load_local_task(folder / "task.py")
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    """The path of a task of a few elements."""
+    (tmp_path / "tiny.py").write_text(task_text("return [torch.rand(4, 4)]"))
+    return tmp_path / "tiny.py"
 
 
 # ---- what a size costs, without drawing it ----
@@ -273,17 +279,17 @@ CHOSEN = {
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_the_size_of_a_stage(monkeypatch, name):
+def test_the_size_of_a_stage(monkeypatch, tiny, name):
     touched, there, device, stage, hosted, asked, expected, refused = CHOSEN[name]
     monkeypatch.setattr(sizes, "_there", lambda device: there)
-    task = load_local_task(TESTS / "support" / "small_layer_norm.py")
+    task = load_local_task(tiny)
     choice = RunSizes(task, device, known_sizes(*touched), asked).of(KINDS[stage], hosted=hosted)
     assert (choice.name, bool(choice.refused)) == (expected, refused), choice
 
 
 @pytest.mark.parametrize(("precision", "refused"), [("fp32", True), ("bf16", False)])
-def test_half_precision_takes_half_but_is_drawn_whole(monkeypatch, precision, refused):
-    task = load_local_task(TESTS / "support" / "small_layer_norm.py", precision)
+def test_half_precision_takes_half_but_is_drawn_whole(monkeypatch, tiny, precision, refused):
+    task = load_local_task(tiny, precision)
     known = TaskSizes(sha256="", sizes={OFFICIAL: Size(costs=Costs(inputs=600, outputs=400))})
     monkeypatch.setattr(sizes, "_there", lambda device: 999)
     assert bool(RunSizes(task, "cpu", known).of(KINDS["official"]).refused) is refused
@@ -291,10 +297,10 @@ def test_half_precision_takes_half_but_is_drawn_whole(monkeypatch, precision, re
     assert RunSizes(task, "cpu", known).of(KINDS["official"]).refused
 
 
-def test_a_small_task_asks_no_child(monkeypatch):
+def test_a_small_task_asks_no_child(monkeypatch, tiny):
     monkeypatch.setattr(sizes, "run_isolated", lambda *given, **more: pytest.fail("a child was asked"))
-    task = load_local_task(TESTS / "support" / "small_layer_norm.py")
-    found = sizes_for(task, "local:small_layer_norm.py", None, "cpu")
+    task = load_local_task(tiny)
+    found = sizes_for(task, str(tiny), None, "cpu")
     assert [found.of(kind).name for kind in KINDS.values()] == [OFFICIAL] * len(KINDS)
 
 
