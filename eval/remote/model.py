@@ -33,11 +33,13 @@ from kbsub.eval.remote.reading import FACTS_FORM, OutputReader, TensorFacts
 from kbsub.eval.remote.sending import Blocks
 
 _ERROR_FORM = {"error": {"kind": str, "type": str, "text": str}}
-_TOLD_FORM = {
+TOLD_FORM = {
     "value": dict,
     "tensors": [FACTS_FORM],
     "block": {"number": int, "fresh": bool},
 }
+# As run_isolated starts the official verdict's process: a candidate sees the same.
+WORKER_VARIABLES = {"PYTHONSAFEPATH": "1", "PYTHONIOENCODING": "utf-8:backslashreplace"}
 _STATE_ENTRIES = 100_000
 _END_S = 5.0
 
@@ -100,13 +102,15 @@ class Worker:
         host_cache: str | None = None,
         timeout_s: float = 300.0,
         output: int | None = None,
+        like: Mapping[str, Any] | None = None,
     ) -> Worker:
         """Start a process in `cell` and load the candidate there, in the dict of its own copy of `task`.
 
         dtype: what models are cast to (the task's). hosted: the name of Limits of the host executor ("H200_LIMITS",
         "SMALL_LIMITS") that executes its CUDA source on the CPU, with `workers` processes; host_cache: a folder with
         the executor's compiled runtime, copied into the cell. timeout_s: for this and, by default, for every request.
-        output: the descriptor that the process prints on (default: this process's stderr). Raises CandidateRaised
+        output: the descriptor that the process prints on (default: this process's stderr). like: what the process is
+        made to look like (remote/likeness.py; default: itself). Raises CandidateRaised
         (COMPILE_ERROR: the file does not load), or WorkerFailure: NOT_RUN before a line of the candidate has run.
         """
         place = torch.device(device)
@@ -118,7 +122,7 @@ class Worker:
         output = sys.__stderr__.fileno() if output is None and sys.__stderr__ is not None else output
         try:
             child = cell.popen(
-                command, env={"PYTHONSAFEPATH": "1"}, pass_fds=(theirs.fileno(),), stdout=output, stderr=output
+                command, env=WORKER_VARIABLES, pass_fds=(theirs.fileno(),), stdout=output, stderr=output
             )
         except BaseException:
             ours.close()
@@ -136,6 +140,7 @@ class Worker:
                 "hosted": hosted,
                 "workers": workers,
                 "build_dir": build_dir,
+                "like": dict(like) if like is not None else None,
             }
             worker._ask("start", {}, timeout_s, words)
         except BaseException:
@@ -190,13 +195,13 @@ class Worker:
         words: Mapping[str, Any],
         value: Any = None,
         block: str = "call",
+        descriptors: Sequence[int] = (),
     ) -> dict[str, Any]:
         """One request and its reply, checked; with `tensors` in it, they are read in `_told`. Raises RemoteError."""
         if self._failure is not None:
             raise self._failure
         limit = self.timeout_s if timeout_s is None else timeout_s
         request: dict[str, Any] = {"op": op, **words}
-        descriptors: list[int] = []
         if value is not None:
             told, descriptors = self._blocks.put(block, value, again=op == "replay")
             request |= told
@@ -211,7 +216,7 @@ class Worker:
         except FrameError as error:
             raise self._fail(error.status, error.message, op) from error
         except ValueError as error:
-            raise self._fail(Status.CRASHED, f"a malformed reply: {error}", op) from error
+            raise self.nonsense(op, error) from error
         if reply.get("error") is not None:
             raise self._raised(reply["error"], op)
         return reply
@@ -220,7 +225,7 @@ class Worker:
         try:
             return self._reader.read(reply)
         except ValueError as error:
-            raise self._fail(Status.CRASHED, f"a malformed reply: {error}", op) from error
+            raise self.nonsense(op, error) from error
 
     def _forms(self, told: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
         try:
@@ -232,7 +237,7 @@ class Worker:
                 if len(form) != 2 or not isinstance(form[0], str):
                     raise ValueError("the form of a state's tensor is not dtype and shape")
         except ValueError as error:
-            raise self._fail(Status.CRASHED, f"a malformed reply: {error}", "construct") from error
+            raise self.nonsense("construct", error) from error
         return {key: (form[0], tuple(form[1])) for key, form in told.items()}
 
     def _raised(self, error: Mapping[str, str], op: str) -> CandidateRaised:
@@ -244,6 +249,10 @@ class Worker:
         if kind == "exit":
             return CandidateRaised(Status.CRASHED, name, f"the candidate called sys.exit({text})")
         return CandidateRaised(Status.OUT_OF_MEMORY if kind == "memory" else Status.RUNTIME_ERROR, name, text)
+
+    def nonsense(self, op: str, why: object) -> WorkerFailure:
+        """End the worker for a reply that does not hold; the failure to raise."""
+        return self._fail(Status.CRASHED, f"a malformed reply: {why}", op)
 
     def _fail(self, status: Status, message: str, op: str) -> WorkerFailure:
         """End the worker; the failure that this and every later request raises."""
@@ -333,7 +342,7 @@ class RemoteModel:
 
     def state(self, timeout_s: float | None = None) -> dict[str, torch.Tensor]:
         """Copies of the tensors of its state dict. Raises RemoteError, also when it is no dict of tensors."""
-        reply = self._ask("state", _TOLD_FORM, timeout_s)
+        reply = self._ask("state", TOLD_FORM, timeout_s)
         value, _ = self.worker._told(reply, "state")
         if not isinstance(value, dict) or not all(isinstance(each, torch.Tensor) for each in value.values()):
             raise CandidateRaised(Status.RUNTIME_ERROR, "", "the state dict has something that is no tensor")
@@ -365,7 +374,7 @@ class RemoteModel:
 
     def _answer(self, op: str, words: dict[str, Any], inputs: list[Any], block: str, timeout_s: float | None) -> Reply:
         started = time.monotonic()
-        reply = self._ask(op, _TOLD_FORM, timeout_s, inputs, block=block, **words)
+        reply = self._ask(op, TOLD_FORM, timeout_s, inputs, block=block, **words)
         seconds = time.monotonic() - started
         value, facts = self.worker._told(reply, op)
         return Reply(value, facts, self.worker._blocks.changed(block), seconds)

@@ -25,7 +25,9 @@ from kbsub.adapters.candidate import CandidateError, load_candidate
 from kbsub.adapters.task import Task
 from kbsub.eval.process.frames import Channel, printable
 from kbsub.eval.process.isolated import is_out_of_memory
+from kbsub.eval.remote.batches import Batches
 from kbsub.eval.remote.graphs import called, captured, in_turn
+from kbsub.eval.remote.likeness import dress
 from kbsub.eval.remote.memory import (
     DeviceBlock,
     HostBlock,
@@ -40,6 +42,7 @@ from kbsub.eval.remote.values import Slot, lay, pack, unpack
 
 REQUEST_LIMIT = 64 << 20  # bytes: the source of a candidate is one of the words
 FOREVER_S = 1e6  # the other side counts the time
+PLAIN = ("start", "construct", "drop", "load_state", "capture", "repeat", "slots", "batch", "forget")  # no value comes
 SLEEP_CYCLES = 20_000_000  # about 10 ms at 1.9 GHz: longer than any launch overhead
 
 # Taken before a candidate can put something else in their place. It can still lie; it cannot by accident.
@@ -48,10 +51,11 @@ _synchronize = torch.cuda.synchronize
 _plain = torch._C.DisableTorchFunction
 
 
-class Session:
+class Session(Batches):
     """What one worker holds: the candidate's class, its instances, and the memory it shares."""
 
     def __init__(self, channel: Channel) -> None:
+        super().__init__()
         self.channel = channel
         self.device, self.dtype = torch.device("cpu"), torch.float32
         self.model: Callable[..., Any] = torch.nn.Module
@@ -70,6 +74,8 @@ class Session:
             torch.cuda.init()  # type: ignore[no-untyped-call]
             torch.cuda.set_device(self.device)
             torch.zeros(1, device=self.device)
+        if request["like"] is not None:
+            dress(request["like"])
         told = request["task"]
         paths = {key: Path(told[key]) for key in ("folder", "reference_path", "path") if told.get(key)}
         task = Task(**{**told, **paths})
@@ -348,7 +354,7 @@ def serve(session: Session, channel: Channel) -> None:
                 session.open_block(request["open"], descriptors)
             arguments = unpack(request["value"], session.tensors_of(request)) if request.get("value") else None
             found = getattr(session, request["op"])(request, arguments)
-            if request["op"] in ("start", "construct", "drop", "load_state", "capture", "repeat"):
+            if request["op"] in PLAIN:
                 reply = {"error": None, **found}
             elif request["op"] in ("set_attribute", "has"):
                 reply = {"error": None, "answer": found}

@@ -1,0 +1,186 @@
+"""One candidate before the referee: trials as upstream's, then rounds of batches whose every answer is compared.
+
+It knows the reference and what the candidate was given, and executes no line of the candidate.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import secrets
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from kbsub.eval.operators.compare.predicate import OFFICIAL_TOLERANCE
+from kbsub.eval.remote.model import RemoteModel
+from kbsub.eval.remote.ring import Batch, Ring
+from kbsub.eval.verdicts.referee.agree import difference, spread
+from kbsub.eval.verdicts.referee.contents import Contents, Nudge
+
+MOST_PROBLEMS = 5
+FLUSH_OF_L2 = 4  # times its size, written before a cold batch
+
+
+@dataclass
+class Tally:
+    """What was compared, and what was wrong, in words (each kind once)."""
+
+    outputs: int = 0
+    wrong: int = 0
+    problems: list[str] = field(default_factory=list)
+    late_samples: int = 0
+    spoiled_batches: int = 0
+
+    def note(self, problem: str) -> None:
+        if problem not in self.problems and len(self.problems) < MOST_PROBLEMS:
+            self.problems.append(problem)
+
+
+class Match:
+    """A candidate's instance against the reference. `reference` is called once for every call of the candidate, in its
+    order, so that a state that calls change is the same on both sides."""
+
+    def __init__(self, reference: torch.nn.Module, model: RemoteModel, contents: Contents, l2_bytes: int) -> None:
+        self.reference, self.model, self.contents = reference, model, contents
+        self.device, self.tolerance = contents.device, OFFICIAL_TOLERANCE[contents.task.dtype]
+        self.tally = Tally()
+        self.ring: Ring | None = None
+        self.flusher = torch.empty(FLUSH_OF_L2 * l2_bytes, dtype=torch.uint8, device=self.device)
+        self._own = model.state()  # the candidate's own, before its first call
+        self._mine = _copied(reference)
+
+    # ---- calls ----
+
+    def trial(self, *, grad: bool) -> float:
+        """One call alone, with contents of its own; its answer is compared. Seconds from asking to the answer."""
+        inputs = self.contents.draw(secrets.randbits(31))
+        reply = self.model.call(inputs, grad=grad)
+        self.tally.outputs += 1
+        if reply.mutated:
+            self._wrong(f"changed its input {max(reply.mutated[0], 0)}")
+            return reply.seconds
+        devices = [each.device for each in reply.tensors]
+        self._compare(inputs, reply.value, devices)
+        return reply.seconds
+
+    def batch(self, calls: int, *, warm: bool = False) -> float:
+        """ms of one batch of `calls` calls; all its answers are compared."""
+        assert self.ring is not None
+        order = random.SystemRandom().sample(range(self.ring.count), calls)
+        seeds = {slot: secrets.randbits(31) for slot in order}
+        for slot in order:
+            self.ring.write(slot, self.contents.draw(seeds[slot]))
+        nudge = self.contents.nudge()
+        if self.flusher.numel() and not warm:
+            self.flusher.fill_(secrets.randbelow(256))
+        nudge.apply(self.ring.columns)
+        batch = self.ring.run(order)
+        if not batch.at_once and self.ring.on_gpu:
+            self.tally.late_samples += 1
+        self._check(self.ring, batch, seeds, nudge)
+        self.ring.forget(batch)
+        return batch.seconds * 1e3
+
+    def _check(self, ring: Ring, batch: Batch, seeds: dict[int, int], nudge: Nudge) -> None:
+        before = self.tally.wrong
+        self.tally.outputs += len(batch.order)
+        if ring.changed_since(batch):
+            self.tally.wrong += len(batch.order)
+            self.tally.note("an answer was filled in after it was said to be done")
+        else:
+            values, per_call = batch.values, max(1, len(batch.devices) // len(batch.order))
+            again: list[Any] | None = None
+            for place, slot in enumerate(batch.order):
+                inputs = self.contents.nudged(seeds[slot], nudge)
+                expected = self._expected(inputs)
+                if _differ(ring.slots[slot], inputs):
+                    self._wrong("changed its inputs")
+                    continue
+                why = self._why(expected, values[place], batch.devices[place * per_call :][:per_call])
+                if why and ring.on_gpu and again is None:  # a mapping may have outlived what it showed
+                    again = values = ring.reopened(batch)
+                    why = self._why(expected, values[place], batch.devices[place * per_call :][:per_call])
+                if why:
+                    shared = len(set(batch.at)) < len(batch.at)
+                    self._wrong(f"{why}{'; answers share memory with earlier ones' if shared else ''}")
+        self.tally.spoiled_batches += self.tally.wrong > before
+
+    def _compare(self, inputs: list[Any], value: Any, devices: list[str]) -> None:
+        if why := self._why(self._expected(inputs), value, devices):
+            self._wrong(why)
+
+    def _why(self, expected: Any, value: Any, devices: list[str]) -> str | None:
+        elsewhere = [each for each in devices if each.split(":")[0] != self.device.type]
+        return f"lies on {elsewhere[0]}" if elsewhere else difference(expected, value, self.tolerance)
+
+    def _expected(self, inputs: list[Any]) -> Any:
+        with torch.no_grad():
+            return self.reference(*inputs)
+
+    def _wrong(self, why: str) -> None:
+        self.tally.wrong += 1
+        self.tally.note(why)
+
+    # ---- state ----
+
+    def state_problem(self) -> str | None:
+        """What the calls made of the candidate's state that they did not make of the reference's, or None."""
+        now, mine = self.model.state(), _copied(self.reference)
+        for key, value in mine.items():
+            held = now.get(key)
+            if held is None or key not in self._own or held.shape != value.shape or held.dtype != value.dtype:
+                continue  # its own names: nothing is known of them
+            if torch.equal(value, self._mine[key]):
+                if not torch.equal(held, self._own[key]):
+                    return f"changed its state {key!r}"
+            elif difference(value, held, self.tolerance):
+                return f"its state {key!r} is not what the calls make of the reference's"
+        return None
+
+    def change_parameters(self) -> bool:
+        """Give both sides new parameters; False where the candidate's state has not the reference's forms."""
+        forms = {
+            key: (str(value.dtype).removeprefix("torch."), tuple(value.shape))
+            for key, value in self.reference.state_dict().items()
+        }
+        trained = dict(self.reference.named_parameters())
+        if not trained or forms != self.model.state_forms:
+            return False
+        with torch.no_grad():
+            for value in trained.values():
+                if value.is_floating_point():
+                    size = float(value.double().square().mean().sqrt()) if value.numel() else 0.0
+                    factor = torch.rand(value.shape, device=value.device).add_(0.5).to(value.dtype)
+                    shift = torch.randn(value.shape, device=value.device).mul_(0.1 * (size or 1.0)).to(value.dtype)
+                    value.mul_(factor).add_(shift)
+        self.model.load_state({key: value.detach() for key, value in self.reference.state_dict().items()})
+        self._own, self._mine = self.model.state(), _copied(self.reference)
+        return True
+
+
+def of_itself(reference: torch.nn.Module, contents: Contents, tolerance: float) -> tuple[str | None, float, bool]:
+    """(why the reference does not agree with itself, how far two of its answers to one input are apart, whether the
+    predicate refuses its answer to another input); on copies, so that its state stays."""
+    one, two = copy.deepcopy(reference), copy.deepcopy(reference)
+    with torch.no_grad():
+        first, second = (each(*contents.draw(11)) for each in (one, two))
+        why = difference(first, second, tolerance)
+        apart = difference(first, two(*contents.draw(12)), tolerance) is not None
+    return why, spread(first, second) if why is None else 0.0, apart
+
+
+def _copied(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {key: value.detach().clone() for key, value in model.state_dict().items()}
+
+
+def _differ(held: list[Any], inputs: list[Any]) -> bool:
+    pairs = [(a, b) for a, b in zip(held, inputs, strict=True) if isinstance(a, torch.Tensor)]
+    return any(not _equal(a, b) for a, b in pairs)
+
+
+def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if torch.equal(a, b):
+        return True
+    return a.is_floating_point() and bool(a.isnan().any()) and torch.equal(a.nan_to_num(), b.nan_to_num())
