@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+BATCH_REPLIES = ("slots", "batch", "forget", "replayed")  # answered with words alone
+
 # Taken before a candidate can put something else in their place.
 _Tensor, _data_ptr, _detach = torch.Tensor, torch.Tensor.data_ptr, torch.Tensor.detach
 _plain, _set_grad_enabled = torch._C.DisableTorchFunction, torch.set_grad_enabled
@@ -26,6 +28,8 @@ class Batches:
     def __init__(self) -> None:
         self.ring: list[list[Any]] = []
         self.outputs: list[Any] | None = None
+        self.graph: Any = None
+        self.graph_output: Any = None
 
     def slots(self, request: dict[str, Any], slots: Any) -> dict[str, Any]:
         """Keep the arguments of every slot: views of the other side's memory."""
@@ -45,6 +49,29 @@ class Batches:
         self.finish()
         self.outputs = outputs
         return {"at": _addresses(outputs)}
+
+    def replayed(self, request: dict[str, Any], _: Any) -> dict[str, Any]:
+        """{"ms"}: of one replay of the instance's graph on slot 0, between two events; captured when first asked."""
+        if self.graph is None:
+            model, inputs = self.instances[request["instance"]], self.ring[0]
+            side: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            with torch.no_grad(), torch.cuda.stream(side):
+                model(*inputs)
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.no_grad(), torch.cuda.graph(graph):
+                self.graph_output = model(*inputs)
+            graph.replay()
+            self.graph = graph
+        event: Any = torch.cuda.Event
+        start, end = event(enable_timing=True), event(enable_timing=True)
+        torch.cuda.synchronize()
+        start.record()
+        for _ in range(request["replays"]):
+            self.graph.replay()
+        end.record()
+        end.synchronize()
+        return {"ms": start.elapsed_time(end) / request["replays"]}
 
     def answers(self, request: dict[str, Any], _: Any) -> Any:
         """What the last batch gave, one value a call; told as any answer is."""

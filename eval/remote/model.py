@@ -85,10 +85,18 @@ class Worker:
         self.device, self.timeout_s = device, timeout_s
         self._blocks, self._reader = Blocks(device), OutputReader(device)
         self._instances = 0
+        self._start_words: dict[str, Any] = {}
         self._failure: WorkerFailure | None = None
 
     @classmethod
-    def start(
+    def start(cls, candidate_source: str, task: Task, **options: Any) -> Worker:
+        """`spawn` and `load` in one. Raises what they raise."""
+        worker = cls.spawn(candidate_source, task, **options)
+        worker.load()
+        return worker
+
+    @classmethod
+    def spawn(
         cls,
         candidate_source: str,
         task: Task,
@@ -104,14 +112,13 @@ class Worker:
         output: int | None = None,
         like: Mapping[str, Any] | None = None,
     ) -> Worker:
-        """Start a process in `cell` and load the candidate there, in the dict of its own copy of `task`.
+        """Start a process in `cell`, in which `load` loads the candidate, in the dict of its own copy of `task`.
 
         dtype: what models are cast to (the task's). hosted: the name of Limits of the host executor ("H200_LIMITS",
         "SMALL_LIMITS") that executes its CUDA source on the CPU, with `workers` processes; host_cache: a folder with
         the executor's compiled runtime, copied into the cell. timeout_s: for this and, by default, for every request.
         output: the descriptor that the process prints on (default: this process's stderr). like: what the process is
-        made to look like (remote/likeness.py; default: itself). Raises CandidateRaised
-        (COMPILE_ERROR: the file does not load), or WorkerFailure: NOT_RUN before a line of the candidate has run.
+        made to look like (remote/likeness.py; default: itself).
         """
         place = torch.device(device)
         if str(place) == "cuda":
@@ -130,23 +137,30 @@ class Worker:
         finally:
             theirs.close()
         worker = cls(child, Channel(ours), cell, place, timeout_s)
-        try:
-            worker._await_ready(timeout_s)
-            words = {
-                "source": candidate_source,
-                "task": asdict(replace(task, folder=None)),  # its source is all that is executed
-                "device": str(place),
-                "dtype": str(dtype or task.dtype).removeprefix("torch."),
-                "hosted": hosted,
-                "workers": workers,
-                "build_dir": build_dir,
-                "like": dict(like) if like is not None else None,
-            }
-            worker._ask("start", {}, timeout_s, words)
-        except BaseException:
-            worker.close()
-            raise
+        worker._start_words = {
+            "source": candidate_source,
+            "task": asdict(replace(task, folder=None)),  # its source is all that is executed
+            "device": str(place),
+            "dtype": str(dtype or task.dtype).removeprefix("torch."),
+            "hosted": hosted,
+            "workers": workers,
+            "build_dir": build_dir,
+            "like": dict(like) if like is not None else None,
+        }
         return worker
+
+    def load(self) -> None:
+        """Wait until the process is there, and have it load the candidate; a failure ends it.
+
+        Raises CandidateRaised (COMPILE_ERROR: the file does not load), or WorkerFailure: NOT_RUN before a line of the
+        candidate has run.
+        """
+        try:
+            self._await_ready(self.timeout_s)
+            self._ask("start", {}, self.timeout_s, self._start_words)
+        except BaseException:
+            self.close()
+            raise
 
     def construct(
         self, init_inputs: Sequence[Any], seed: int | None = SEED, *, grad: bool = False, timeout_s: float | None = None

@@ -12,12 +12,13 @@ and they have been sampled. Must not know what is judged.
 
 from __future__ import annotations
 
-import random
+import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from kbsub.eval.process.frames import printable
@@ -99,12 +100,21 @@ class Ring:
             if isinstance(held, torch.Tensor):
                 held.copy_(value)
 
-    def run(self, order: Sequence[int], *, grad: bool = True, timeout_s: float | None = None) -> Batch:
-        """Have the slots called in this order and take the time; everything of this side must be done before."""
+    def run(
+        self,
+        order: Sequence[int],
+        *,
+        grad: bool = True,
+        last: Callable[[], None] = lambda: None,
+        timeout_s: float | None = None,
+    ) -> Batch:
+        """Have the slots called in this order and take the time. last: what this side does just before it begins."""
         words = {"order": list(order), "grad": grad}
-        generator = random.SystemRandom()
         answers = len(order) * len(self.answer_bytes)
-        places = [[generator.random() for _ in range(SAMPLES)] for _ in range(answers)]
+        places = torch.from_numpy(np.random.default_rng(secrets.randbits(128)).random((answers, SAMPLES)))
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        last()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         started = time.perf_counter()
@@ -135,6 +145,11 @@ class Ring:
         """Have the worker let the answers go."""
         batch.values, batch.sample = [], None
         self._ask("forget", {}, {})
+
+    def replayed_ms(self, replays: int = 5) -> float:
+        """ms of a replay of a CUDA graph of one call on slot 0, by the candidate's own clock: to compare honest files."""
+        reply = self._ask("replayed", {"ms": float}, {"replays": replays})
+        return float(reply["ms"])
 
     def close(self) -> None:
         self.mappings.close()

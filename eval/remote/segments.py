@@ -38,10 +38,10 @@ class Mappings:
         self._of: dict[str, Mapped] = {}
         self._worker_base: dict[str, int] = {}  # handle -> where its allocation begins in the worker
 
-    def sample(self, at: Sequence[int], places: Sequence[Sequence[float]], sizes: Sequence[int]) -> Sample | None:
+    def sample(self, at: Sequence[int], places: torch.Tensor, sizes: Sequence[int]) -> Sample | None:
         """Look at answers at these addresses of the worker's; None where one lies in no memory that is mapped.
 
-        sizes: bytes of each, in turn over and over. places: where in each, as fractions of its bytes.
+        sizes: bytes of each, in turn over and over. places: where in each, as fractions of its bytes (answers, samples), float64.
         """
         nbytes = [sizes[index % len(sizes)] for index in range(len(at))]
         found = [self._here(address, size) for address, size in zip(at, nbytes, strict=True)]
@@ -49,16 +49,16 @@ class Mappings:
         if len(lies) < len(at) or not lies:
             return None
         low = min(lies)
-        offsets = torch.tensor(places, dtype=torch.float64) * torch.tensor(nbytes, dtype=torch.float64)[:, None]
+        offsets = places * torch.tensor(nbytes, dtype=torch.float64)[:, None]
         index = (torch.tensor(lies, dtype=torch.int64)[:, None] - low + offsets.to(torch.int64)).reshape(-1)
         # One look at everything: the span from the first to the last mapping as if it were one tensor.
         span = device_bytes(low, max(lies) - low + max(nbytes), self.device)
         return Sample([span], [index.to(self.device)], lies)
 
-    def sample_of(self, tensors: Sequence[torch.Tensor], places: Sequence[Sequence[float]]) -> Sample:
+    def sample_of(self, tensors: Sequence[torch.Tensor], places: torch.Tensor) -> Sample:
         """Look at these tensors, of which `read` has just told."""
         spans = [byte_span(each) for each in tensors if each.numel()]
-        picks = [torch.tensor(places[index % len(places)], dtype=torch.float64) for index in range(len(spans))]
+        picks = [places[index % len(places)] for index in range(len(spans))]
         where = [(pick * span.numel()).to(torch.int64).to(span.device) for pick, span in zip(picks, spans, strict=True)]
         return Sample(spans, where, [each.data_ptr() for each in tensors])
 

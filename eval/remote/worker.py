@@ -25,7 +25,7 @@ from kbsub.adapters.candidate import CandidateError, load_candidate
 from kbsub.adapters.task import Task
 from kbsub.eval.process.frames import Channel, printable
 from kbsub.eval.process.isolated import is_out_of_memory
-from kbsub.eval.remote.batches import Batches
+from kbsub.eval.remote.batches import BATCH_REPLIES, Batches
 from kbsub.eval.remote.graphs import called, captured, in_turn
 from kbsub.eval.remote.likeness import dress
 from kbsub.eval.remote.memory import (
@@ -42,7 +42,7 @@ from kbsub.eval.remote.values import Slot, lay, pack, unpack
 
 REQUEST_LIMIT = 64 << 20  # bytes: the source of a candidate is one of the words
 FOREVER_S = 1e6  # the other side counts the time
-PLAIN = ("start", "construct", "drop", "load_state", "capture", "repeat", "slots", "batch", "forget")  # no value comes
+PLAIN = ("start", "construct", "drop", "load_state", "capture", "repeat", *BATCH_REPLIES)
 SLEEP_CYCLES = 20_000_000  # about 10 ms at 1.9 GHz: longer than any launch overhead
 
 # Taken before a candidate can put something else in their place. It can still lie; it cannot by accident.

@@ -35,7 +35,7 @@ def difference(expected: Any, got: Any, tolerance: float) -> str | None:
 def _close(expected: torch.Tensor, got: torch.Tensor, tolerance: float) -> bool:
     if expected.numel() <= CHUNK:
         return torch.allclose(expected, got, atol=tolerance, rtol=tolerance)
-    pairs = zip(expected.reshape(-1).split(CHUNK), got.reshape(-1).split(CHUNK), strict=True)
+    pairs = zip(torch.split(expected.reshape(-1), CHUNK), torch.split(got.reshape(-1), CHUNK), strict=True)
     return all(torch.allclose(a, b, atol=tolerance, rtol=tolerance) for a, b in pairs)
 
 

@@ -48,27 +48,28 @@ class _Unasked(Exception):
 
 def judge(payload: dict[str, Any], progress: Progress) -> dict[str, Any]:
     """The `referee` part of a result. Raises JudgeFailure, with what was found until then: NOT_RUN where the reference
-    has no answer to compare with or the device cannot hold two calls; else as the candidate's process ends."""
+    has no answer to compare with or the device holds no two calls; else as the candidate's process ends."""
     task = task_from_payload(payload)
     device = _device(payload)
     modules = modules_of(task)
     limit = SHARE_OF_TIME * float(payload.get("timeout_s") or 300.0)
-    progress({"stage": "reference"})
+    like = _like_upstream(payload)
+    source = payload["candidate_source"]
+    checkout = (Path(payload["kernelbench"]),) if payload.get("kernelbench") else ()
+    cell = Cell(candidate_folder(hashlib.sha256(source.encode()).hexdigest()), readable=checkout)
+    progress({"stage": "start"})
+    # Both processes import torch while the reference is made ready here; no candidate is loaded before.
+    null = Null(device, limit, like)
     try:
-        with reference_asked(_Unasked):
-            scene = _Scene(task, modules, device)
+        with Worker.spawn(source, task, cell=cell, device=device, timeout_s=limit, like=like) as worker:
+            with reference_asked(_Unasked):
+                scene = _Scene(task, modules, device)
+            null.load(scene.room)
+            progress({"stage": "loading"})
+            worker.load()
+            return _Run(scene, worker, null, progress, payload).finished()
     except _Unasked as why:
         raise JudgeFailure(Status.NOT_RUN, str(why)) from why
-    like = _like_upstream(payload)
-    progress({"stage": "null candidate"})
-    null = Null(device, scene.room, limit, like)
-    try:
-        progress({"stage": "loading"})
-        source = payload["candidate_source"]
-        checkout = (Path(payload["kernelbench"]),) if payload.get("kernelbench") else ()
-        cell = Cell(candidate_folder(hashlib.sha256(source.encode()).hexdigest()), readable=checkout)
-        with Worker.start(source, task, cell=cell, device=device, timeout_s=limit, like=like) as worker:
-            return _Run(scene, worker, null, progress, payload).finished()
     except RemoteError as error:
         raise JudgeFailure(error.status, error.message) from error
     finally:
@@ -137,6 +138,13 @@ class _Run:
         self.samples: dict[str, list[float]] = {"few": [], "many": [], "null_few": [], "null_many": []}
         self.rounds = int(payload.get("referee_rounds") or 0)
         self.match: Match | None = None
+        self.replay = bool(payload.get("referee_replay"))
+        self.ends_at = time.monotonic() + worker.timeout_s
+
+    def _announce(self, event: dict[str, Any]) -> None:
+        """Say where it is, and leave the next request no more time than there is."""
+        self.progress(event)
+        self.worker.timeout_s = max(1.0, self.ends_at - time.monotonic())
 
     def finished(self) -> dict[str, Any]:
         """The record; JudgeFailure with what there is of it where the candidate's process, or memory, ends early."""
@@ -169,7 +177,7 @@ class _Run:
     def _trials(self, match: Match) -> None:
         """As upstream: trials without gradients, then warm-ups with them."""
         for index in range(CORRECTNESS_TRIALS):
-            self.progress({"stage": "trial", "index": index + 1, "of": CORRECTNESS_TRIALS})
+            self._announce({"stage": "trial", "index": index + 1, "of": CORRECTNESS_TRIALS})
             match.trial(grad=False)
         for _ in range(WARM_UPS):
             match.trial(grad=True)
@@ -201,7 +209,7 @@ class _Run:
                 break
             if match.tally.spoiled_batches >= ENOUGH_WRONG:
                 break
-            self.progress({"stage": "round", "index": index + 1, "of": wanted})
+            self._announce({"stage": "round", "index": index + 1, "of": wanted})
             if index == plan.least - PARAMETERS_CHANGE:
                 self._change(match)
             sizes = [("few", plan.few), ("many", plan.many)]
@@ -209,6 +217,9 @@ class _Run:
             for name, calls in sizes:
                 self.samples[name].append(match.batch(calls))
                 self.samples[f"null_{name}"].append(self.null.run(calls))
+            if self.replay:
+                assert match.ring is not None
+                self.samples.setdefault("replay", []).append(match.ring.replayed_ms())
 
     def _change(self, match: Match) -> None:
         """New parameters, after the state that calls left was looked at."""

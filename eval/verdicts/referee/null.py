@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -41,25 +43,28 @@ def get_init_inputs():
 
 
 class Null:
-    """The null candidate. `run` gives the ms of a batch of n of its calls; end it with `close`."""
+    """The null candidate, being started; `load` waits for it. `run` gives the ms of a batch of n of its calls."""
 
-    def __init__(self, device: torch.device, calls: int, timeout_s: float, like: dict[str, object] | None) -> None:
+    def __init__(self, device: torch.device, timeout_s: float, like: Mapping[str, Any] | None) -> None:
         digest = hashlib.sha256(TASK_SOURCE.encode()).hexdigest()
         task = Task(0, 0, "null", TASK_SOURCE, digest, "local")
         cell = Cell(candidate_folder(hashlib.sha256(SOURCE.encode()).hexdigest()))
-        self.worker = Worker.start(SOURCE, task, cell=cell, device=device, timeout_s=timeout_s, like=like)
-        try:
-            model = self.worker.construct([])
-            self.ring = Ring(model, [torch.zeros(64, device=device)], calls, [256])
-        except BaseException:
-            self.worker.close()
-            raise
+        self.worker = Worker.spawn(SOURCE, task, cell=cell, device=device, timeout_s=timeout_s, like=like)
+        self.ring: Ring | None = None
+
+    def load(self, calls: int) -> None:
+        """Have it ready for batches of up to so many calls."""
+        self.worker.load()
+        device = self.worker.device
+        self.ring = Ring(self.worker.construct([]), [torch.zeros(64, device=device)], calls, [256])
 
     def run(self, calls: int) -> float:
+        assert self.ring is not None
         batch = self.ring.run(range(calls))
         self.ring.forget(batch)
         return batch.seconds * 1e3
 
     def close(self) -> None:
-        self.ring.close()
+        if self.ring is not None:
+            self.ring.close()
         self.worker.close()

@@ -45,8 +45,7 @@ def ladder(device: torch.device, room: int, call_s: float) -> Plan:
     for few, many in LADDER:
         if many <= room and (few + many) * call_s * LEAST_ROUNDS <= seconds:
             return Plan(few, many, MOST_ROUNDS, LEAST_ROUNDS, seconds)
-    fitting = [pair for pair in LADDER if pair[1] <= room]
-    few, many = fitting[-1]
+    few, many = next(pair for pair in LADDER[::-1] if pair[1] <= room)
     return Plan(few, many, LEAST_ROUNDS, LEAST_ROUNDS, seconds)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from kbsub.eval.operators.compare.predicate import OFFICIAL_TOLERANCE
-from kbsub.eval.remote.model import RemoteModel
+from kbsub.eval.remote.model import CandidateRaised, RemoteModel
 from kbsub.eval.remote.ring import Batch, Ring
 from kbsub.eval.verdicts.referee.agree import difference, spread
 from kbsub.eval.verdicts.referee.contents import Contents, Nudge
@@ -34,7 +34,8 @@ class Tally:
     spoiled_batches: int = 0
 
     def note(self, problem: str) -> None:
-        if problem not in self.problems and len(self.problems) < MOST_PROBLEMS:
+        kind = problem.split(" by up to ")[0]
+        if not any(each.startswith(kind) for each in self.problems) and len(self.problems) < MOST_PROBLEMS:
             self.problems.append(problem)
 
 
@@ -48,7 +49,7 @@ class Match:
         self.tally = Tally()
         self.ring: Ring | None = None
         self.flusher = torch.empty(FLUSH_OF_L2 * l2_bytes, dtype=torch.uint8, device=self.device)
-        self._own = model.state()  # the candidate's own, before its first call
+        self._own = self._state()  # the candidate's own, before its first call
         self._mine = _copied(reference)
 
     # ---- calls ----
@@ -75,8 +76,8 @@ class Match:
         nudge = self.contents.nudge()
         if self.flusher.numel() and not warm:
             self.flusher.fill_(secrets.randbelow(256))
-        nudge.apply(self.ring.columns)
-        batch = self.ring.run(order)
+        columns = self.ring.columns
+        batch = self.ring.run(order, last=lambda: nudge.apply(columns))
         if not batch.at_once and self.ring.on_gpu:
             self.tally.late_samples += 1
         self._check(self.ring, batch, seeds, nudge)
@@ -104,7 +105,7 @@ class Match:
                     why = self._why(expected, values[place], batch.devices[place * per_call :][:per_call])
                 if why:
                     shared = len(set(batch.at)) < len(batch.at)
-                    self._wrong(f"{why}{'; answers share memory with earlier ones' if shared else ''}")
+                    self._wrong(f"answers share memory with earlier ones; {why}" if shared else why)
         self.tally.spoiled_batches += self.tally.wrong > before
 
     def _compare(self, inputs: list[Any], value: Any, devices: list[str]) -> None:
@@ -125,9 +126,16 @@ class Match:
 
     # ---- state ----
 
+    def _state(self) -> dict[str, torch.Tensor]:
+        """The candidate's; {} where it has none that can be told."""
+        try:
+            return self.model.state()
+        except CandidateRaised:
+            return {}
+
     def state_problem(self) -> str | None:
         """What the calls made of the candidate's state that they did not make of the reference's, or None."""
-        now, mine = self.model.state(), _copied(self.reference)
+        now, mine = self._state(), _copied(self.reference)
         for key, value in mine.items():
             held = now.get(key)
             if held is None or key not in self._own or held.shape != value.shape or held.dtype != value.dtype:
@@ -156,7 +164,7 @@ class Match:
                     shift = torch.randn(value.shape, device=value.device).mul_(0.1 * (size or 1.0)).to(value.dtype)
                     value.mul_(factor).add_(shift)
         self.model.load_state({key: value.detach() for key, value in self.reference.state_dict().items()})
-        self._own, self._mine = self.model.state(), _copied(self.reference)
+        self._own, self._mine = self._state(), _copied(self.reference)
         return True
 
 
