@@ -128,9 +128,7 @@ class Worker:
         command += [host_cache] if host_cache else []
         output = sys.__stderr__.fileno() if output is None and sys.__stderr__ is not None else output
         try:
-            child = cell.popen(
-                command, env=WORKER_VARIABLES, pass_fds=(theirs.fileno(),), stdout=output, stderr=output
-            )
+            child = cell.popen(command, env=WORKER_VARIABLES, pass_fds=(theirs.fileno(),), stdout=output, stderr=output)
         except BaseException:
             ours.close()
             raise

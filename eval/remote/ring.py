@@ -5,9 +5,9 @@
     batch = ring.run([3, 0, 17, ...])       # seconds from "go" to "done"; every answer sampled at once
     batch.values                            # on a GPU in the worker's own memory: compare them, do not keep them
 
-On a GPU, answers are sampled through mappings that earlier batches left open, without a word from the worker. Where that
-cannot be (memory never seen before, another device, a CPU), the clock runs on until the worker has told where they are
-and they have been sampled. Must not know what is judged.
+On a GPU, answers are sampled through mappings that earlier batches left open, without a word from the worker. Where
+that cannot be (memory never seen before, another device, a CPU), the clock runs on until the worker has told where they
+are and they have been sampled. Must not know what is judged.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class Ring:
         self._ask("forget", {}, {})
 
     def replayed_ms(self, replays: int = 5) -> float:
-        """ms of a replay of a CUDA graph of one call on slot 0, by the candidate's own clock: to compare honest files."""
+        """ms of a replay of a CUDA graph of one call on slot 0, by the worker's own clock: beside honest files."""
         reply = self._ask("replayed", {"ms": float}, {"replays": replays})
         return float(reply["ms"])
 

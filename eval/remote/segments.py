@@ -41,7 +41,8 @@ class Mappings:
     def sample(self, at: Sequence[int], places: torch.Tensor, sizes: Sequence[int]) -> Sample | None:
         """Look at answers at these addresses of the worker's; None where one lies in no memory that is mapped.
 
-        sizes: bytes of each, in turn over and over. places: where in each, as fractions of its bytes (answers, samples), float64.
+        sizes: bytes of each, in turn over and over. places: where in each, as fractions of its bytes, float64 of shape
+        (answers, samples).
         """
         nbytes = [sizes[index % len(sizes)] for index in range(len(at))]
         found = [self._here(address, size) for address, size in zip(at, nbytes, strict=True)]

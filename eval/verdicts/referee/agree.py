@@ -1,4 +1,4 @@
-"""Upstream's predicate on whatever a candidate may return: shape, then torch.allclose(reference, candidate), NaN never."""
+"""Upstream's predicate on whatever a candidate returns: shape, then torch.allclose(reference, candidate); NaN never."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the slots hold: draws of the task's own get_inputs, another for every call, made again from their seed to compare.
+"""What the slots hold: draws of the task's own get_inputs, another for every call, made again from a seed to compare.
 
 Nothing that a candidate's process sees is needed to know what it was given. Knows no candidate and no clock.
 """

@@ -80,7 +80,7 @@ def _device(payload: dict[str, Any]) -> torch.device:
     device = torch.device(payload["device"])
     if device.type == "cpu":
         if needs := cuda_source_of(payload["candidate_source"]):
-            raise JudgeFailure(Status.NOT_RUN, f"{needs}: its time is a GPU's; run this on a machine with an NVIDIA GPU")
+            raise JudgeFailure(Status.NOT_RUN, f"{needs}: its time is a GPU's; run this where there is an NVIDIA GPU")
         return device
     if not torch.cuda.is_available():
         raise JudgeFailure(Status.NOT_RUN, "torch sees no GPU; on a machine without one use --device cpu")
@@ -94,7 +94,7 @@ def _like_upstream(payload: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Scene:
-    """The reference, its inputs and answers, and how many calls there is room for. Whatever the task raises, it raises."""
+    """The reference, its inputs and answers, and how many calls there is room for. It raises what the task raises."""
 
     def __init__(self, task: Task, modules: Modules, device: torch.device) -> None:
         self.task, self.device = task, device
@@ -188,13 +188,14 @@ class _Run:
         match.batch(1)
         once = time.monotonic() - started
         plan = ladder(self.scene.device, self.scene.room, once)
-        seconds = []
+        seconds, match.slots = [], plan.many
         for calls in (plan.many, plan.few, plan.many):
             started = time.monotonic()
             seconds.append((match.batch(calls), time.monotonic() - started))
         call_ms = (seconds[2][0] - seconds[1][0]) / (plan.many - plan.few)
         plan = quick(plan, self.scene.device, self.scene.room, call_ms, seconds[2][1] / plan.many)
-        if plan.many > 24:
+        if plan.many > match.slots:
+            match.slots = plan.many
             match.batch(plan.many)
         for _ in range(2):
             for calls in (plan.few, plan.many):

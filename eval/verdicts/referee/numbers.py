@@ -1,8 +1,8 @@
 """From the seconds of batches to the time of a call. Knows numbers only: no torch, no process, no candidate.
 
-A batch of n calls takes `cost + n * call`; the slope between a batch of few and one of many leaves the cost out. Somebody
-who is slow in small batches only makes the slope too small and the intercept too large. So the intercept is held
-against that of a null candidate in its own cell, and where it is another, the call takes what a batch takes, T(n)/n.
+A batch of n calls takes `cost + n * call`; the slope between a batch of few and one of many leaves the cost out. One
+that is slow in small batches makes the slope too small and the intercept too large. So the intercept is held against
+that of a null candidate in its own cell, and where it is another, the call takes what a batch takes, T(n)/n.
 """
 
 from __future__ import annotations

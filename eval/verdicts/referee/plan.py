@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 LADDER = ((8, 24), (4, 12), (2, 6), (1, 3), (1, 2))
+AT_LEAST_ON_CPU = 6  # calls; a busy machine makes any call slow
 MOST_CALLS = 480  # of quick programs, whose batches would else be too short for a clock
 LONG_ENOUGH_MS = 5.0  # of a batch of many
 MOST_BYTES = {"cuda": 13_500_000_000, "cpu": 1_000_000_000}  # of inputs and answers of one batch together
@@ -43,7 +44,8 @@ def ladder(device: torch.device, room: int, call_s: float) -> Plan:
     """The largest batches that fit, of a program whose call, its comparison included, takes `call_s` seconds."""
     seconds = SECONDS[device.type]
     for few, many in LADDER:
-        if many <= room and (few + many) * call_s * LEAST_ROUNDS <= seconds:
+        quick_enough = (few + many) * call_s * LEAST_ROUNDS <= seconds
+        if many <= room and (quick_enough or (device.type == "cpu" and many <= AT_LEAST_ON_CPU)):
             return Plan(few, many, MOST_ROUNDS, LEAST_ROUNDS, seconds)
     few, many = next(pair for pair in LADDER[::-1] if pair[1] <= room)
     return Plan(few, many, LEAST_ROUNDS, LEAST_ROUNDS, seconds)

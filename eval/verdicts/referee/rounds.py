@@ -48,6 +48,7 @@ class Match:
         self.device, self.tolerance = contents.device, OFFICIAL_TOLERANCE[contents.task.dtype]
         self.tally = Tally()
         self.ring: Ring | None = None
+        self.slots = 0  # how many of the ring's are in use: as many as the largest batch has calls
         self.flusher = torch.empty(FLUSH_OF_L2 * l2_bytes, dtype=torch.uint8, device=self.device)
         self._own = self._state()  # the candidate's own, before its first call
         self._mine = _copied(reference)
@@ -69,7 +70,7 @@ class Match:
     def batch(self, calls: int, *, warm: bool = False) -> float:
         """ms of one batch of `calls` calls; all its answers are compared."""
         assert self.ring is not None
-        order = random.SystemRandom().sample(range(self.ring.count), calls)
+        order = random.SystemRandom().sample(range(max(calls, self.slots)), calls)
         seeds = {slot: secrets.randbits(31) for slot in order}
         for slot in order:
             self.ring.write(slot, self.contents.draw(seeds[slot]))
