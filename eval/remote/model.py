@@ -18,7 +18,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 from typing import Any
@@ -208,8 +208,11 @@ class Worker:
         value: Any = None,
         block: str = "call",
         descriptors: Sequence[int] = (),
+        sent: Callable[[], None] = lambda: None,
     ) -> dict[str, Any]:
-        """One request and its reply, checked; with `tensors` in it, they are read in `_told`. Raises RemoteError."""
+        """One request and its reply, checked; with `tensors` in it, they are read in `_told`. Raises RemoteError.
+
+        sent: called once the request is under way."""
         if self._failure is not None:
             raise self._failure
         limit = self.timeout_s if timeout_s is None else timeout_s
@@ -219,6 +222,7 @@ class Worker:
             request |= told
         try:
             self.channel.send(request, limit, descriptors)
+            sent()
             reply, rights = self.channel.receive(Any, limit)
             self._reader.take(rights if "value" in form else [], rights)
             if reply.get("error") is not None:

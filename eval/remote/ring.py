@@ -22,10 +22,11 @@ import numpy as np
 import torch
 
 from kbsub.eval.process.frames import printable
+from kbsub.eval.process.stop import resume, stop
 from kbsub.eval.remote.memory import DeviceBlock
 from kbsub.eval.remote.model import TOLD_FORM, RemoteModel
 from kbsub.eval.remote.segments import Mappings, Sample
-from kbsub.eval.remote.values import DTYPES, Slot, pack
+from kbsub.eval.remote.values import DTYPES, Slot, byte_span, pack
 
 SAMPLES = 64  # bytes of each answer that are read at once
 GRAIN = 512  # every slot begins where torch's own allocations would
@@ -57,7 +58,7 @@ class Ring:
 
     def __init__(self, model: RemoteModel, template: Sequence[Any], count: int, answer_bytes: Sequence[int]) -> None:
         self.model, self.count, self.answer_bytes = model, count, list(answer_bytes)
-        self.worker = model.worker
+        self.worker, self._held = model.worker, list[int]()
         self.device = self.worker.device
         self.mappings = Mappings(self.device)
         forms = [each for each in template if isinstance(each, torch.Tensor)]
@@ -94,6 +95,18 @@ class Ring:
         request = {**words, "value": {"list": tree}, "slots": told}
         self._ask("slots", {}, request, descriptors=descriptors)
 
+    def hold(self) -> bool:
+        """Stop the worker's processes; the next `run` lets them go once its clock runs. False where that cannot be."""
+        try:
+            self._held = stop(self.worker.child.pid)
+        except TimeoutError:
+            self._held = []
+        return bool(self._held)
+
+    def release(self) -> None:
+        resume(self._held)
+        self._held = []
+
     def write(self, slot: int, inputs: Sequence[Any]) -> None:
         """Put the tensors of `inputs` into a slot."""
         for held, value in zip(self.slots[slot], inputs, strict=True):
@@ -118,7 +131,7 @@ class Ring:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         started = time.perf_counter()
-        reply = self._ask("batch", _AT_FORM, words, timeout_s=timeout_s)
+        reply = self._ask("batch", _AT_FORM, words, timeout_s=timeout_s, sent=self.release)
         done = time.perf_counter()
         batch = Batch(list(order), done - started, list(reply["at"]), None, [], [])
         if self.on_gpu and len(batch.at) == answers:
@@ -130,9 +143,29 @@ class Ring:
             batch.seconds, batch.at_once = time.perf_counter() - started, False
         return batch
 
-    def changed_since(self, batch: Batch) -> bool:
-        """Whether an answer has other bytes, at the sampled places, than when the batch was done, or lies elsewhere."""
-        return batch.sample is not None and batch.sample.changed()
+    def taken(self, batch: Batch, call: int) -> tuple[Any, bool]:
+        """What a call returned, in memory of our own, and whether it still is what was there when the batch was done.
+
+        The copy is what is to be compared: the worker can change what it was made of.
+        """
+        if batch.sample is None:
+            return batch.values[call], True
+        first = sum(len(tensors_of(each)) for each in batch.values[:call])
+        value, same, number = batch.values[call], True, first
+
+        def own(each: Any) -> Any:
+            nonlocal same, number
+            if isinstance(each, (tuple, list)):
+                return type(each)(own(part) for part in each)
+            if not isinstance(each, torch.Tensor):
+                return each
+            span = byte_span(each).clone()
+            if span.numel():
+                same = batch.sample is not None and batch.sample.same(number, span) and same
+            number += 1
+            return span.view(each.dtype).as_strided(each.shape, each.stride())
+
+        return own(value), same
 
     def reopened(self, batch: Batch) -> list[Any]:
         """The answers again, through mappings made anew."""
@@ -174,9 +207,10 @@ class Ring:
         *,
         descriptors: Sequence[int] = (),
         timeout_s: float | None = None,
+        sent: Callable[[], None] = lambda: None,
     ) -> dict[str, Any]:
         told = {"instance": self.model.number, **words}
-        return self.worker._ask(op, form, timeout_s, told, descriptors=descriptors)
+        return self.worker._ask(op, form, timeout_s, told, descriptors=descriptors, sent=sent)
 
 
 def tensors_of(value: Any) -> list[torch.Tensor]:

@@ -7,6 +7,7 @@ which follows from the first answer that lay in it. On a CPU answers are copied,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,18 +17,18 @@ from kbsub.eval.remote.reading import OutputReader
 from kbsub.eval.remote.values import MAX_TENSORS, Slot, ValueProblem, byte_span, unpack
 
 
+@dataclass(frozen=True)
 class Sample:
-    """Bytes of answers when they were looked at, and where they are looked at again. `lies`: the answers' addresses."""
+    """Bytes of answers when they were looked at. lies: where each answer begins here. offsets, seen: (answers, samples),
+    which bytes of each were read, and what they were."""
 
-    def __init__(self, spans: list[torch.Tensor], places: list[torch.Tensor], lies: list[int]) -> None:
-        self.spans, self.places, self.lies = spans, places, lies
-        self.seen = self._look()
+    lies: list[int]
+    offsets: torch.Tensor
+    seen: torch.Tensor
 
-    def _look(self) -> list[torch.Tensor]:
-        return [span[at].cpu() for span, at in zip(self.spans, self.places, strict=True)]
-
-    def changed(self) -> bool:
-        return any(not torch.equal(now, seen) for now, seen in zip(self._look(), self.seen, strict=True))
+    def same(self, answer: int, span: torch.Tensor) -> bool:
+        """Whether the bytes of an answer, its memory from first to last element, are those that were seen."""
+        return torch.equal(span[self.offsets[answer].clamp(max=span.numel() - 1)], self.seen[answer])
 
 
 class Mappings:
@@ -49,19 +50,21 @@ class Mappings:
         lies = [place for place in found if place is not None]
         if len(lies) < len(at) or not lies:
             return None
-        low = min(lies)
-        offsets = places * torch.tensor(nbytes, dtype=torch.float64)[:, None]
-        index = (torch.tensor(lies, dtype=torch.int64)[:, None] - low + offsets.to(torch.int64)).reshape(-1)
-        # One look at everything: the span from the first to the last mapping as if it were one tensor.
-        span = device_bytes(low, max(lies) - low + max(nbytes), self.device)
-        return Sample([span], [index.to(self.device)], lies)
+        return self._look(lies, nbytes, places)
 
     def sample_of(self, tensors: Sequence[torch.Tensor], places: torch.Tensor) -> Sample:
         """Look at these tensors, of which `read` has just told."""
-        spans = [byte_span(each) for each in tensors if each.numel()]
-        picks = [places[index % len(places)] for index in range(len(spans))]
-        where = [(pick * span.numel()).to(torch.int64).to(span.device) for pick, span in zip(picks, spans, strict=True)]
-        return Sample(spans, where, [each.data_ptr() for each in tensors])
+        spans = [byte_span(each) for each in tensors]
+        places = places[: len(spans)] if len(spans) <= len(places) else places[torch.arange(len(spans)) % len(places)]
+        return self._look([each.data_ptr() for each in spans], [each.numel() for each in spans], places)
+
+    def _look(self, lies: list[int], nbytes: Sequence[int], places: torch.Tensor) -> Sample:
+        """One look at everything: the memory from the first answer to the last as if it were one tensor."""
+        low = min(lies)
+        offsets = (places * torch.tensor(nbytes, dtype=torch.float64)[:, None]).to(torch.int64)
+        index = (torch.tensor(lies, dtype=torch.int64)[:, None] - low + offsets).to(self.device)
+        span = device_bytes(low, max(place + size for place, size in zip(lies, nbytes, strict=True)) - low, self.device)
+        return Sample(lies, offsets.to(self.device), span[index])
 
     def _here(self, address: int, nbytes: int) -> int | None:
         for handle, base in self._worker_base.items():

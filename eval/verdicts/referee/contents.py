@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import random
 import secrets
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from kbsub.adapters.task import Modules, Task
@@ -25,21 +25,28 @@ LEAST_SCALE = 0.25
 
 
 class Nudge:
-    """Elements offset, offset + stride, ... of the flattened k-th tensor are those of `spare`. None: not nudged."""
+    """Elements `places[k]` of the flattened k-th tensor are those of `spare`: one somewhere in every NUDGE_STRIDE."""
 
     def __init__(self, spare: Sequence[torch.Tensor], settled: Sequence[bool]) -> None:
         self.spare = [each.reshape(-1) for each in spare]
-        self.steps: list[tuple[int, int] | None] = []
-        for each, fixed in zip(self.spare, settled, strict=True):
-            stride = max(SMALLEST, min(NUDGE_STRIDE, each.numel() // NUDGED_AT_LEAST))
-            nudged = each.numel() >= SMALLEST and not fixed
-            self.steps.append((secrets.randbelow(stride), stride) if nudged else None)
+        self.places = [
+            None if fixed or each.numel() < SMALLEST else _one_in_each(each)
+            for each, fixed in zip(self.spare, settled, strict=True)
+        ]
 
     def apply(self, tensors: Sequence[torch.Tensor]) -> None:
         """Change the last dimension of each (of which rows of slots have two, a flattened tensor one) in place."""
-        for tensor, spare, step in zip(tensors, self.spare, self.steps, strict=True):
-            if step is not None:
-                tensor[..., step[0] :: step[1]] = spare[step[0] :: step[1]]
+        for tensor, spare, places in zip(tensors, self.spare, self.places, strict=True):
+            if places is not None:
+                tensor[..., places] = spare[places]
+
+
+def _one_in_each(flat: torch.Tensor) -> torch.Tensor:
+    """Indices: at a secret place in every stretch of NUDGE_STRIDE elements, fewer where there are not many."""
+    stride = max(SMALLEST, min(NUDGE_STRIDE, flat.numel() // NUDGED_AT_LEAST))
+    count = flat.numel() // stride
+    inside = np.random.default_rng(secrets.randbits(128)).integers(0, stride, size=count)
+    return torch.from_numpy(np.arange(count) * stride + inside).to(flat.device)
 
 
 class Contents:
@@ -96,8 +103,7 @@ class Contents:
     def _drawn(self, seed: int) -> list[Any]:
         random.seed(seed)
         torch.manual_seed(seed)
-        if "numpy" in sys.modules:
-            sys.modules["numpy"].random.seed(seed)
+        np.random.seed(seed)
         with torch.device(self._place), torch.no_grad():
             values = list(self.modules.get_inputs())
         found = self.task.cast(values, self.device)

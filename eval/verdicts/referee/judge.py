@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
+import os
 import random
 import time
 from collections.abc import Callable
@@ -39,6 +40,7 @@ SHARE_OF_TIME = 0.9  # of the judge's own limit, for the candidate
 WARM_UPS = 3  # upstream's, before it times
 PARAMETERS_CHANGE = 2  # rounds before the least there are: until then they are those of the constructor, as upstream's
 ENOUGH_WRONG = 2  # batches with wrong answers; more would only repeat it
+WAIT_POLICY = "OMP_WAIT_POLICY"
 OFFICIAL_JUDGE = "kbsub.eval.verdicts.official.judge"
 
 
@@ -56,7 +58,10 @@ def judge(payload: dict[str, Any], progress: Progress) -> dict[str, Any]:
     like = _like_upstream(payload)
     source = payload["candidate_source"]
     checkout = (Path(payload["kernelbench"]),) if payload.get("kernelbench") else ()
-    cell = Cell(candidate_folder(hashlib.sha256(source.encode()).hexdigest()), readable=checkout)
+    folder = candidate_folder(hashlib.sha256(source.encode()).hexdigest())
+    # How threads wait is told to the official verdict's process too.
+    variables = {name: os.environ[name] for name in (WAIT_POLICY,) if name in os.environ}
+    cell = Cell(folder, readable=checkout, variables=variables)
     progress({"stage": "start"})
     # Both processes import torch while the reference is made ready here; no candidate is loaded before.
     null = Null(device, limit, like)
@@ -273,6 +278,7 @@ class _Run:
             "official": False,
             **{key: _finite(value) for key, value in record.items()},
             **({"floor": floor} if floor else {}),
+            "held": tally is not None and not tally.unheld,
             **({"notes": self.notes} if self.notes else {}),
         }
 

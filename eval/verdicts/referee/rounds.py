@@ -31,6 +31,7 @@ class Tally:
     wrong: int = 0
     problems: list[str] = field(default_factory=list)
     late_samples: int = 0
+    unheld: int = 0
     spoiled_batches: int = 0
 
     def note(self, problem: str) -> None:
@@ -70,6 +71,7 @@ class Match:
     def batch(self, calls: int, *, warm: bool = False) -> float:
         """ms of one batch of `calls` calls; all its answers are compared."""
         assert self.ring is not None
+        self.tally.unheld += not self.ring.hold()
         order = random.SystemRandom().sample(range(max(calls, self.slots)), calls)
         seeds = {slot: secrets.randbits(31) for slot in order}
         for slot in order:
@@ -88,25 +90,27 @@ class Match:
     def _check(self, ring: Ring, batch: Batch, seeds: dict[int, int], nudge: Nudge) -> None:
         before = self.tally.wrong
         self.tally.outputs += len(batch.order)
-        if ring.changed_since(batch):
-            self.tally.wrong += len(batch.order)
-            self.tally.note("an answer was filled in after it was said to be done")
-        else:
-            values, per_call = batch.values, max(1, len(batch.devices) // len(batch.order))
-            again: list[Any] | None = None
-            for place, slot in enumerate(batch.order):
-                inputs = self.contents.nudged(seeds[slot], nudge)
-                expected = self._expected(inputs)
-                if _differ(ring.slots[slot], inputs):
-                    self._wrong("changed its inputs")
-                    continue
-                why = self._why(expected, values[place], batch.devices[place * per_call :][:per_call])
-                if why and ring.on_gpu and again is None:  # a mapping may have outlived what it showed
-                    again = values = ring.reopened(batch)
-                    why = self._why(expected, values[place], batch.devices[place * per_call :][:per_call])
-                if why:
-                    shared = len(set(batch.at)) < len(batch.at)
-                    self._wrong(f"answers share memory with earlier ones; {why}" if shared else why)
+        per_call = max(1, len(batch.devices) // len(batch.order))
+        shared = "answers share memory with earlier ones; " if len(set(batch.at)) < len(batch.at) else ""
+        reopened = not ring.on_gpu
+        for place, slot in enumerate(batch.order):
+            devices = batch.devices[place * per_call :][:per_call]
+            inputs = self.contents.nudged(seeds[slot], nudge)
+            expected = self._expected(inputs)
+            if _differ(ring.slots[slot], inputs):
+                self._wrong("changed its inputs")
+                continue
+            value, same = ring.taken(batch, place)
+            if not same:
+                self._wrong("an answer was not there yet when it was said to be done")
+                continue
+            why = self._why(expected, value, devices)
+            if why and not reopened:  # a mapping may have outlived what it showed
+                reopened = True
+                ring.reopened(batch)
+                why = self._why(expected, ring.taken(batch, place)[0], devices)
+            if why:
+                self._wrong(shared + why)
         self.tally.spoiled_batches += self.tally.wrong > before
 
     def _compare(self, inputs: list[Any], value: Any, devices: list[str]) -> None:
