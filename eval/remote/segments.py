@@ -19,8 +19,8 @@ from kbsub.eval.remote.values import MAX_TENSORS, Slot, ValueProblem, byte_span,
 
 @dataclass(frozen=True)
 class Sample:
-    """Bytes of answers when they were looked at. lies: where each answer begins here. offsets, seen: which bytes of each
-    were read, and what they were; (answers, samples)."""
+    """Bytes of answers when they were looked at. lies: where each answer begins here. offsets, seen: which bytes of
+    each were read, and what they were; (answers, samples)."""
 
     lies: list[int]
     offsets: torch.Tensor

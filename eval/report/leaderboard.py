@@ -126,8 +126,8 @@ def ranking_table(result: Result, precision: str = "fp32", rank: str = UPSTREAM)
     table.rows = [cells for _, cells in sorted(found, key=lambda each: math.inf if each[0] is None else each[0])]
     if table.rows:
         table.notes = [
-            "Upstream: KernelBench's own mean, taken in the candidate's process. Referee: a clock outside of it, with its "
-            "95% interval; where the two differ by more than 5%, the words say so."
+            "Upstream: KernelBench's own mean, taken in the candidate's process. Referee: a clock outside of it, with "
+            "its 95% interval; where the two differ by more than 5%, the words say so."
         ]
     return table
 
@@ -144,8 +144,8 @@ def tables_of(result: Result, path: Path | None = None, rank: str = UPSTREAM) ->
     """Every timing table one result can fill: by precision the ranking, the official shape and the comparisons, then
     the shapes.
 
-    rank: see `ranking_table`. `path`: where the result is from. With it, rows whose file in this installation is not the measured one are marked
-    (a candidate without a file here may never have had one: nothing is said).
+    rank: see `ranking_table`. `path`: where the result is from. With it, rows whose file in this installation is not the
+    measured one are marked (a candidate without a file here may never have had one: nothing is said).
     """
     found = []
     for precision in PRECISIONS:
