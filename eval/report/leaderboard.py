@@ -144,8 +144,8 @@ def tables_of(result: Result, path: Path | None = None, rank: str = UPSTREAM) ->
     """Every timing table one result can fill: by precision the ranking, the official shape and the comparisons, then
     the shapes.
 
-    rank: see `ranking_table`. `path`: where the result is from. With it, rows whose file in this installation is not the
-    measured one are marked (a candidate without a file here may never have had one: nothing is said).
+    rank: see `ranking_table`. `path`: where the result is from. With it, rows whose file in this installation is not
+    the measured one are marked (a candidate without a file here may never have had one: nothing is said).
     """
     found = []
     for precision in PRECISIONS:
