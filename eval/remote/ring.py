@@ -12,10 +12,11 @@ are and they have been sampled. Must not know what is judged.
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,7 @@ class Batch:
     values: list[Any]
     devices: list[str]
     at_once: bool = True
+    starts: list[int] = field(default_factory=list)  # which tensor is the first of each call
 
 
 class Ring:
@@ -150,8 +152,7 @@ class Ring:
         """
         if batch.sample is None:
             return batch.values[call], True
-        first = sum(len(tensors_of(each)) for each in batch.values[:call])
-        value, same, number = batch.values[call], True, first
+        value, same, number = batch.values[call], True, batch.starts[call]
 
         def own(each: Any) -> Any:
             nonlocal same, number
@@ -166,13 +167,6 @@ class Ring:
             return span.view(each.dtype).as_strided(each.shape, each.stride())
 
         return own(value), same
-
-    def reopened(self, batch: Batch) -> list[Any]:
-        """The answers again, through mappings made anew."""
-        self.mappings.close()
-        batch.values = []
-        self._told(batch)
-        return batch.values
 
     def forget(self, batch: Batch) -> None:
         """Have the worker let the answers go."""
@@ -197,6 +191,7 @@ class Ring:
             raise self.worker.nonsense("answers", error) from error
         if not isinstance(value, list) or len(value) != len(batch.order):
             raise self.worker.nonsense("answers", "not one value a call")
+        batch.starts = [0, *itertools.accumulate(len(tensors_of(each)) for each in value)]
         batch.values, batch.devices = value, [printable(each, 40) for each in devices]
 
     def _ask(

@@ -278,6 +278,7 @@ class _Run:
             "official": False,
             **{key: _finite(value) for key, value in record.items()},
             **({"floor": floor} if floor else {}),
+            "void": tally.void if tally else 0,
             "held": tally is not None and not tally.unheld,
             **({"notes": self.notes} if self.notes else {}),
         }
