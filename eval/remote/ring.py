@@ -29,6 +29,7 @@ from kbsub.eval.remote.model import TOLD_FORM, RemoteModel
 from kbsub.eval.remote.segments import Mappings, Sample
 from kbsub.eval.remote.values import DTYPES, Slot, byte_span, pack
 
+clock = time.perf_counter
 SAMPLES = 64  # bytes of each answer that are read at once
 GRAIN = 512  # every slot begins where torch's own allocations would
 _AT_FORM = {"at": [int]}
@@ -132,9 +133,9 @@ class Ring:
         last()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        started = time.perf_counter()
+        started = clock()
         reply = self._ask("batch", _AT_FORM, words, timeout_s=timeout_s, sent=self.release)
-        done = time.perf_counter()
+        done = clock()
         batch = Batch(list(order), done - started, list(reply["at"]), None, [], [])
         if self.on_gpu and len(batch.at) == answers:
             batch.sample = self.mappings.sample(batch.at, places, self.answer_bytes)
@@ -142,7 +143,7 @@ class Ring:
         lies = [each.data_ptr() for each in tensors_of(batch.values)]
         if batch.sample is None or batch.sample.lies != lies:
             batch.sample = self.mappings.sample_of(tensors_of(batch.values), places) if self.on_gpu else None
-            batch.seconds, batch.at_once = time.perf_counter() - started, False
+            batch.seconds, batch.at_once = clock() - started, False
         return batch
 
     def taken(self, batch: Batch, call: int) -> tuple[Any, bool]:
