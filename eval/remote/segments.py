@@ -1,7 +1,7 @@
 """The worker's memory as the judge sees it while batches run: mappings kept open, and samples taken through them.
 
-On a GPU a mapping is found by the handle that the worker tells, and by the address its allocation has in the worker,
-which follows from the first answer that lay in it. On a CPU answers are copied, and a sample is of the shared file.
+On a GPU a mapping is found by the handle and number that the worker tells, and by the address its allocation has in the
+worker, which follows from the first answer that lay in it. On a CPU answers are copied when they are told.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import torch
 from kbsub.eval.remote.memory import HANDLE_BYTES, Mapped, SharedMemoryError, device_bytes
 from kbsub.eval.remote.reading import OutputReader
 from kbsub.eval.remote.values import MAX_TENSORS, Slot, ValueProblem, byte_span, unpack
+
+Key = tuple[str, int | None]  # an allocation: its handle, and the number that its driver gives once
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,8 @@ class Mappings:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._of: dict[str, Mapped] = {}
-        self._worker_base: dict[str, int] = {}  # handle -> where its allocation begins in the worker
+        self._of: dict[Key, Mapped] = {}
+        self._worker_base: dict[Key, int] = {}  # where an allocation begins in the worker
 
     def sample(self, at: Sequence[int], places: torch.Tensor, sizes: Sequence[int]) -> Sample | None:
         """Look at answers at these addresses of the worker's; None where one lies in no memory that is mapped.
@@ -67,8 +69,8 @@ class Mappings:
         return Sample(lies, offsets.to(self.device), span[index])
 
     def _here(self, address: int, nbytes: int) -> int | None:
-        for handle, base in self._worker_base.items():
-            mapped = self._of[handle]
+        for key, base in self._worker_base.items():
+            mapped = self._of[key]
             if base <= address and address + nbytes <= base + mapped.nbytes:
                 return mapped.address + address - base
         return None
@@ -100,20 +102,24 @@ class Mappings:
             return slot.view(torch.empty(0, dtype=torch.uint8, device=self.device))
         if handle is None or len(handle) != 2 * HANDLE_BYTES:
             raise ValueProblem("a device tensor without a handle")
-        if handle not in self._of:
-            self._of[handle] = Mapped(bytes.fromhex(handle), self.device)
-        return Slot.checked(told, self._of[handle].nbytes).view(self._of[handle].bytes)
+        key = (handle, told["number"])
+        if key not in self._of:
+            for old in [each for each in self._of if each[0] == handle]:  # the same place, another allocation
+                self._of.pop(old).close()
+                self._worker_base.pop(old, None)
+            self._of[key] = Mapped(bytes.fromhex(handle), self.device)
+        return Slot.checked(told, self._of[key].nbytes).view(self._of[key].bytes)
 
     def _learn(self, told: list[dict[str, Any]], at: Sequence[int]) -> None:
         for each, address in zip(told, at, strict=True):
-            if each["handle"] is None or each["copied"] or not address:
+            key = (each["handle"], each["number"])
+            if key not in self._of or each["copied"] or not address:
                 continue
-            base = address - each["offset"]
-            size = self._of[each["handle"]].nbytes
-            for handle, other in list(self._worker_base.items()):  # memory that was let go, and given again
-                if handle != each["handle"] and other < base + size and base < other + self._of[handle].nbytes:
-                    del self._worker_base[handle]
-            self._worker_base[each["handle"]] = base
+            base, size = address - each["offset"], self._of[key].nbytes
+            for known, other in list(self._worker_base.items()):  # memory that was let go, and given again
+                if known != key and other < base + size and base < other + self._of[known].nbytes:
+                    del self._worker_base[known]
+            self._worker_base[key] = base
 
     def close(self) -> None:
         for mapped in self._of.values():

@@ -11,7 +11,6 @@ import contextlib
 import ctypes
 import faulthandler
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -27,6 +26,7 @@ from kbsub.eval.process.frames import Channel, printable
 from kbsub.eval.process.isolated import is_out_of_memory
 from kbsub.eval.remote.batches import BATCH_REPLIES, Batches
 from kbsub.eval.remote.graphs import called, captured, in_turn
+from kbsub.eval.remote.host_cache import seed_host_cache
 from kbsub.eval.remote.likeness import dress
 from kbsub.eval.remote.memory import (
     DeviceBlock,
@@ -370,18 +370,6 @@ def serve(session: Session, channel: Channel) -> None:
         for descriptor in descriptors:
             os.close(descriptor)
         channel.send(reply, FOREVER_S, rights)
-
-
-def seed_host_cache(shared: str | None) -> None:
-    """Copy the host executor's compiled runtime into this cell's own cache, so that it is not compiled anew."""
-    own = os.environ.get("KBSUB_HOST_CACHE")
-    if not shared or not own:
-        return
-    for folder in Path(shared).glob("runtime-*"):
-        target = Path(own) / folder.name
-        if "-draft-" not in folder.name and not target.exists():
-            with contextlib.suppress(OSError):
-                shutil.copytree(folder, target)
 
 
 def main() -> None:

@@ -28,6 +28,7 @@ from kbsub.eval.process.cell import Cell, candidate_folder
 from kbsub.eval.process.isolated import JudgeFailure, Status, is_out_of_memory
 from kbsub.eval.remote.model import RemoteError, Worker
 from kbsub.eval.remote.ring import Ring, tensors_of
+from kbsub.eval.tasks.task_file import read_task_file, task_file
 from kbsub.eval.verdicts.referee import floors
 from kbsub.eval.verdicts.referee.contents import Contents
 from kbsub.eval.verdicts.referee.null import Null
@@ -54,6 +55,7 @@ def judge(payload: dict[str, Any], progress: Progress) -> dict[str, Any]:
     task = task_from_payload(payload)
     device = _device(payload)
     modules = modules_of(task)
+    small = {} if device.type == "cuda" or payload.get("full") else _shrink(task, modules)
     limit = SHARE_OF_TIME * float(payload.get("timeout_s") or 300.0)
     like = _like_upstream(payload)
     source = payload["candidate_source"]
@@ -72,7 +74,8 @@ def judge(payload: dict[str, Any], progress: Progress) -> dict[str, Any]:
             null.load(scene.room)
             progress({"stage": "loading"})
             worker.load()
-            return _Run(scene, worker, null, progress, payload).finished()
+            found = _Run(scene, worker, null, progress, payload).finished()
+            return {**found, "notes": [*found.get("notes", []), f"at the small size {small}"]} if small else found
     except _Unasked as why:
         raise JudgeFailure(Status.NOT_RUN, str(why)) from why
     except RemoteError as error:
@@ -93,6 +96,16 @@ def _device(payload: dict[str, Any]) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
+def _shrink(task: Task, modules: Modules) -> dict[str, int]:
+    """Lower the sizes that the task's own functions read, as the task says for a CPU; {} where it says nothing."""
+    said = read_task_file(task.folder) if task.folder is not None else task_file(task.slug)
+    small = said.sizes.small or {}
+    if not all(name in modules.context for name in small):
+        return {}
+    modules.context.update(small)
+    return dict(small)
+
+
 def _like_upstream(payload: dict[str, Any]) -> dict[str, Any]:
     """What a candidate's process is made to look like: that of the official verdict."""
     return {"modules": [OFFICIAL_JUDGE], "kernelbench": payload.get("kernelbench")}
@@ -110,24 +123,25 @@ class _Scene:
         with torch.no_grad():
             self.reference = modules.Model(*self.init_inputs).to(device=device, dtype=task.dtype)
         self.contents = Contents(task, modules, device)
+        inputs = tensors_of(self.contents.template)
+        input_bytes = sum(each.numel() * each.element_size() for each in inputs)
+        if plan_of(device, input_bytes, 1) < 2:
+            raise _Unasked(f"two calls on {input_bytes / 1e9:.1f} GB of inputs each do not fit here")
         why, self.spread, self.tells_apart = of_itself(self.reference, self.contents, self.tolerance)
         if why is not None:
             raise _Unasked(f"two answers of the reference to one input are not within the tolerance: {why}")
         if not self.tells_apart:
             self.contents.scaled = True
             _, _, self.tells_apart = of_itself(self.reference, self.contents, self.tolerance)
-        inputs = self.contents.draw(1)
+        arguments = self.contents.draw(1)
         with torch.no_grad():
-            answer = copy.deepcopy(self.reference)(*inputs)
+            answer = copy.deepcopy(self.reference)(*arguments)
         self.answer_bytes = [each.numel() * each.element_size() for each in tensors_of(answer)]
         if not self.answer_bytes:
             raise _Unasked("the reference returns no tensor")
         self.needed = floors.needed_bytes(inputs, self.reference, answer)
-        self.call_bytes = sum(self.answer_bytes) + sum(
-            each.numel() * each.element_size() for each in tensors_of(list(inputs))
-        )
-        tensors = len(self.answer_bytes) + len(tensors_of(list(inputs)))
-        self.room = plan_of(device, self.call_bytes, tensors)
+        self.call_bytes = sum(self.answer_bytes) + input_bytes
+        self.room = plan_of(device, self.call_bytes, len(self.answer_bytes) + len(inputs))
         if self.room < 2:
             raise _Unasked(f"two calls of {self.call_bytes / 1e9:.1f} GB each do not fit beside the reference")
         self.l2 = floors.l2_bytes(device)
@@ -278,7 +292,6 @@ class _Run:
             "official": False,
             **{key: _finite(value) for key, value in record.items()},
             **({"floor": floor} if floor else {}),
-            "void": tally.void if tally else 0,
             "held": tally is not None and not tally.unheld,
             **({"notes": self.notes} if self.notes else {}),
         }

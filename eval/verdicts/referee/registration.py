@@ -57,7 +57,6 @@ class Referee(Record):
     null_intercept_ms: float | None = None
     warm_ms: float | None = None
     late_samples: int | None = None  # batches whose answers could not be looked at before another word
-    void: int | None = None  # outputs of a batch that was asked for again, as a mapping may have been stale
     held: bool | None = None  # the candidate's processes stood still whenever contents were drawn
     spread: float | None = None
     tells_apart: bool | None = None  # the predicate refuses the answer to one draw for another

@@ -32,7 +32,6 @@ class Tally:
     problems: list[str] = field(default_factory=list)
     late_samples: int = 0
     unheld: int = 0
-    void: int = 0  # answers of a batch that was asked for again
     spoiled_batches: int = 0
 
     def note(self, problem: str) -> None:
@@ -71,24 +70,9 @@ class Match:
         return reply.seconds
 
     def batch(self, calls: int, *, warm: bool = False) -> float:
-        """ms of one batch of `calls` calls; all its answers are compared.
-
-        The first that is wrong through mappings from before is void: they may have outlived what they showed. It is
-        asked for once more, with other contents.
-        """
-        before = self.tally.wrong, list(self.tally.problems)
-        seconds = self._batch(calls, warm)
-        if self.tally.wrong > before[0] and not self.tally.void and self.ring is not None and self.ring.on_gpu:
-            self.tally.void = calls
-            self.tally.wrong, self.tally.problems = before
-            self.ring.mappings.close()
-            self._batch(calls, warm)  # shows where answers lie
-            seconds = self._batch(calls, warm)
-        self.tally.spoiled_batches += self.tally.wrong > before[0]
-        return seconds * 1e3
-
-    def _batch(self, calls: int, warm: bool) -> float:
+        """ms of one batch of `calls` calls; all its answers are compared."""
         assert self.ring is not None
+        before = self.tally.wrong
         self.tally.unheld += not self.ring.hold()
         order = random.SystemRandom().sample(range(max(calls, self.slots)), calls)
         seeds = {slot: secrets.randbits(31) for slot in order}
@@ -103,7 +87,8 @@ class Match:
             self.tally.late_samples += 1
         self._check(self.ring, batch, seeds, nudge)
         self.ring.forget(batch)
-        return batch.seconds
+        self.tally.spoiled_batches += self.tally.wrong > before
+        return batch.seconds * 1e3
 
     def _check(self, ring: Ring, batch: Batch, seeds: dict[int, int], nudge: Nudge) -> None:
         self.tally.outputs += len(batch.order)
