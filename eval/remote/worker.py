@@ -74,13 +74,14 @@ class Session(Batches):
             torch.cuda.init()  # type: ignore[no-untyped-call]
             torch.cuda.set_device(self.device)
             torch.zeros(1, device=self.device)
+        build_dir = request["build_dir"]
         if request["like"] is not None:
-            dress(request["like"])
+            build_dir = dress(request["like"], request["source"])
         told = request["task"]
         paths = {key: Path(told[key]) for key in ("folder", "reference_path", "path") if told.get(key)}
         task = Task(**{**told, **paths})
         modules = task.modules()
-        model = load_candidate(request["source"], task, build_dir=request["build_dir"], modules=modules)
+        model = load_candidate(request["source"], task, build_dir=build_dir, modules=modules)
         if request["hosted"]:
             import kbsub.eval.host_executor as host
 
