@@ -106,8 +106,8 @@ def jobs_of(options: argparse.Namespace, folder: Path) -> list[Job]:
     return found
 
 
-def run_part(job: Job, part: str, device: str, checkout: str, timeout_s: float) -> dict[str, Any]:
-    """One verdict of one program, as a row holds it."""
+def run_part(job: Job, part: str, gpu: str, checkout: str, timeout_s: float) -> dict[str, Any]:
+    """One verdict of one program on one GPU, as a row holds it."""
     payload = {
         "candidate": f"{job.name}.py",
         "candidate_source": job.source,
@@ -116,7 +116,7 @@ def run_part(job: Job, part: str, device: str, checkout: str, timeout_s: float) 
         "task": job.task,
         "precision": job.precision,
         "kernelbench": checkout,
-        "device": device,
+        "device": "cuda",
         "timeout_s": timeout_s,
         "referee_replay": job.section == "honest",
     }
@@ -125,7 +125,8 @@ def run_part(job: Job, part: str, device: str, checkout: str, timeout_s: float) 
     if kind.runs_candidate:
         places = (Path(__file__).resolve().parents[2], Path(checkout))
         cell = Cell(candidate_folder(job.sha256), readable=places)
-    outcome = run_isolated(kind.judge, payload, timeout_s=timeout_s, cell=cell)
+    seen = {"CUDA_VISIBLE_DEVICES": gpu}
+    outcome = run_isolated(kind.judge, payload, timeout_s=timeout_s, cell=cell, env=seen)
     return {"ended": ended(outcome), **said(part, outcome.value or {})}
 
 
@@ -174,7 +175,7 @@ def in_words(job: Job, row: dict[str, Any]) -> str:
     """One line for a person who watches."""
     parts = []
     if official := row.get("official"):
-        parts.append(f"upstream {official['correctness']} {official['runtime']} ms")
+        parts.append(f"upstream {official.get('correctness')} {official.get('runtime')} ms")
     if guards := row.get("guards"):
         parts.append(f"guards {', '.join(guards['findings']) or guards['ended']['status']}")
     verdict = row["verdict"]
@@ -185,13 +186,21 @@ def in_words(job: Job, row: dict[str, Any]) -> str:
     return f"{job.section} {job.name}: {'; '.join(parts)} ({seconds} s)"
 
 
+def earlier(record: Path) -> dict[str, Any]:
+    """The rows of twins.json; {} where there is none."""
+    try:
+        return dict(json.loads(record.read_text("utf-8"))["twins"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
 class Table:
     """The file, and what it still lacks. Rows of another machine, or of another text of a file, are not kept."""
 
     SAME = ("gpu", "driver", "torch", "cuda", "kernelbench_commit")
 
-    def __init__(self, out: Path, environment: dict[str, Any] | None) -> None:
-        self.out, self.lock = out, threading.Lock()
+    def __init__(self, out: Path, environment: dict[str, Any] | None, twins: dict[str, Any]) -> None:
+        self.out, self.lock, self.twins = out, threading.Lock(), twins
         self.content: dict[str, Any] = {"schema": 1, "what": __doc__.split("\n")[0], "environment": environment}
         self.content |= {section: {} for section in SECTIONS}
         if out.is_file():
@@ -206,12 +215,20 @@ class Table:
             return list(job.parts)
         return [part for part in job.parts if part not in row or row[part]["ended"]["status"] == "TIMEOUT"]
 
+    def _earlier(self, job: Job) -> dict[str, Any]:
+        """What was measured of a twin's official verdict and guards, of this very text."""
+        row = self.twins.get(job.name, {}) if job.section == "twins" else {}
+        if row.get("sha256") != job.sha256:
+            return {}
+        findings = sorted({finding["guard"] for finding in row["guards"]["findings"]})
+        return {"official": row["official"], "guards": {"findings": findings, "ended": row["guards"]["ended"]}}
+
     def put(self, job: Job, parts: dict[str, Any]) -> dict[str, Any]:
         with self.lock:
             row = self.content[job.section].get(job.name, {})
             if row.get("sha256") != job.sha256:
                 row = {"sha256": job.sha256}
-            row = {**row, **parts}
+            row = {**self._earlier(job), **row, **parts}
             row["verdict"] = judged(row)
             self.content[job.section] = dict(sorted({**self.content[job.section], job.name: row}.items()))
             self.content["summary"] = summary(self.content)
@@ -256,8 +273,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--cheats", type=Path, help="a folder of candidates for level1_40 that should not be believed")
     parser.add_argument("--twins", type=Path, help=f"the folder with twins.toml; default: {TWINS} of the checkout")
+    parser.add_argument(
+        "--record", type=Path, help="twins.json with official and guards of the twins; default: beside --out"
+    )
     parser.add_argument("--kernelbench", type=Path, help="the checkout; default: as kbsub fetch left it")
-    parser.add_argument("--devices", nargs="*", default=["cuda:0"], help="GPUs, each judges one file at a time")
+    parser.add_argument("--gpus", nargs="*", default=["0"], help="as CUDA_VISIBLE_DEVICES; each has one file at a time")
     parser.add_argument("--sections", nargs="*", choices=SECTIONS, default=list(SECTIONS))
     parser.add_argument("--parts", nargs="*", choices=PARTS, default=list(PARTS), help="of cheats and new twins")
     parser.add_argument("--only", nargs="*", help="rows whose name holds one of these words")
@@ -271,23 +291,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     if options.cheats and not options.cheats.is_dir():
         parser.error(f"--cheats {options.cheats}: no such folder")
+    options.record = options.record or options.out.resolve().with_name(RECORD)
     checkout = str(find_checkout(options.kernelbench).path)
-    table = Table(options.out.resolve(), measured_on(options.devices[0]))
+    table = Table(options.out.resolve(), measured_on("cuda"), earlier(options.record))
     todo: queue.SimpleQueue[Job] = queue.SimpleQueue()
     wanted = [job for job in jobs_of(options, folder) if table.missing(job)]
     for job in wanted:
         todo.put(job)
 
-    def work(device: str) -> None:
+    def work(gpu: str) -> None:
         while time.monotonic() - started < options.seconds:
             try:
                 job = todo.get_nowait()
             except queue.Empty:
                 return
-            parts = {part: run_part(job, part, device, checkout, options.timeout) for part in table.missing(job)}
+            parts = {part: run_part(job, part, gpu, checkout, options.timeout) for part in table.missing(job)}
             print(f"[{time.monotonic() - started:5.0f} s] {in_words(job, table.put(job, parts))}", flush=True)
 
-    threads = [threading.Thread(target=work, args=(device,)) for device in options.devices]
+    threads = [threading.Thread(target=work, args=(gpu,)) for gpu in options.gpus]
     for thread in threads:
         thread.start()
     for thread in threads:

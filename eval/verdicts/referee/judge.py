@@ -158,6 +158,7 @@ class _Run:
         self.rounds = int(payload.get("referee_rounds") or 0)
         self.match: Match | None = None
         self.replay = bool(payload.get("referee_replay"))
+        self.started = time.monotonic()
         self.ends_at = time.monotonic() + worker.timeout_s
 
     def _announce(self, event: dict[str, Any]) -> None:
@@ -219,6 +220,9 @@ class _Run:
         for _ in range(2):
             for calls in (plan.few, plan.many):
                 self.null.run(calls)
+        if self.scene.device.type == "cuda":
+            free, total = torch.cuda.mem_get_info(self.scene.device)
+            self.record["device_bytes"] = total - free
         return plan
 
     def _rounds(self, match: Match, plan: Plan) -> None:
@@ -290,6 +294,7 @@ class _Run:
             "late_samples": tally.late_samples if tally else 0,
             "samples_ms": {key: [round(each, 5) for each in value] for key, value in self.samples.items()},
             "official": False,
+            "seconds": round(time.monotonic() - self.started, 2),
             **{key: _finite(value) for key, value in record.items()},
             **({"floor": floor} if floor else {}),
             "held": tally is not None and not tally.unheld,
