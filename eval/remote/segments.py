@@ -10,12 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from kbsub.eval.remote.memory import HANDLE_BYTES, Mapped, SharedMemoryError, device_bytes
 from kbsub.eval.remote.reading import OutputReader
 from kbsub.eval.remote.values import MAX_TENSORS, Slot, ValueProblem, byte_span, unpack
 
+Numbers = npt.NDArray[np.int64]
 Key = tuple[str, int | None]  # an allocation: its handle, and the number that its driver gives once
 
 
@@ -37,9 +40,10 @@ class Mappings:
     """The worker's allocations that are mapped here. `close` lets them go; the next answer maps anew."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
+        self.device, self.shared = device, device.type == "cuda"
         self._of: dict[Key, Mapped] = {}
         self._worker_base: dict[Key, int] = {}  # where an allocation begins in the worker
+        self._known = (_int64([]), _int64([]), _int64([]))  # by address there: where each begins and ends; where here
 
     def sample(self, at: Sequence[int], places: torch.Tensor, sizes: Sequence[int]) -> Sample | None:
         """Look at answers at these addresses of the worker's; None where one lies in no memory that is mapped.
@@ -47,33 +51,35 @@ class Mappings:
         sizes: bytes of each, in turn over and over. places: where in each, as fractions of its bytes, float64 of shape
         (answers, samples).
         """
-        nbytes = [sizes[index % len(sizes)] for index in range(len(at))]
-        found = [self._here(address, size) for address, size in zip(at, nbytes, strict=True)]
-        lies = [place for place in found if place is not None]
-        if len(lies) < len(at) or not lies:
+        nbytes = np.resize(_int64(sizes), len(at))
+        bases, ends, here = self._known
+        asked = _int64(at)
+        place = np.searchsorted(bases, asked, side="right") - 1
+        if not len(at) or place.min() < 0 or bool((asked > ends[place] - nbytes).any()):
             return None
-        return self._look(lies, nbytes, places)
+        return self._look(here[place] + (asked - bases[place]), nbytes, places)
 
-    def sample_of(self, tensors: Sequence[torch.Tensor], places: torch.Tensor) -> Sample:
-        """Look at these tensors, of which `read` has just told."""
-        spans = [byte_span(each) for each in tensors]
+    def sample_of(self, tensors: Sequence[torch.Tensor], places: torch.Tensor) -> Sample | None:
+        """Look at these tensors, of which `read` has just told; None where there is nothing in them."""
+        somewhere = next((each for each in tensors if each.numel()), None)
+        if somewhere is None:
+            return None
+        # One without elements lies nowhere: an element of another is looked at instead, and nobody asks for it.
+        spans = [
+            byte_span(each if each.numel() else somewhere.as_strided((1,), (1,), somewhere.storage_offset()))
+            for each in tensors
+        ]
         places = places[: len(spans)] if len(spans) <= len(places) else places[torch.arange(len(spans)) % len(places)]
-        return self._look([each.data_ptr() for each in spans], [each.numel() for each in spans], places)
+        lies = _int64([each.data_ptr() for each in spans])
+        return self._look(lies, _int64([each.numel() for each in spans]), places)
 
-    def _look(self, lies: list[int], nbytes: Sequence[int], places: torch.Tensor) -> Sample:
+    def _look(self, lies: Numbers, nbytes: Numbers, places: torch.Tensor) -> Sample:
         """One look at everything: the memory from the first answer to the last as if it were one tensor."""
-        low = min(lies)
-        offsets = (places * torch.tensor(nbytes, dtype=torch.float64)[:, None]).to(torch.int64)
-        index = (torch.tensor(lies, dtype=torch.int64)[:, None] - low + offsets).to(self.device)
-        span = device_bytes(low, max(place + size for place, size in zip(lies, nbytes, strict=True)) - low, self.device)
-        return Sample(lies, offsets.to(self.device), span[index])
-
-    def _here(self, address: int, nbytes: int) -> int | None:
-        for key, base in self._worker_base.items():
-            mapped = self._of[key]
-            if base <= address and address + nbytes <= base + mapped.nbytes:
-                return mapped.address + address - base
-        return None
+        low = int(lies.min())
+        offsets = (places * torch.from_numpy(nbytes)[:, None]).to(torch.int64)
+        index = (torch.from_numpy(lies - low)[:, None] + offsets).to(self.device)
+        seen = device_bytes(low, int((lies + nbytes).max()) - low, self.device)[index]
+        return Sample(lies.tolist(), offsets.to(self.device), seen)
 
     def read(self, reply: dict[str, Any], reader: OutputReader, at: Sequence[int]) -> tuple[Any, list[str]]:
         """The value of a reply and its tensors' devices: views of the worker's memory on a GPU, copies on a CPU.
@@ -82,7 +88,7 @@ class Mappings:
         """
         told = reply["tensors"]
         devices = [each["facts"]["device"] for each in told]
-        if self.device.type != "cuda":
+        if not self.shared:
             value, _ = reader.read(reply)
             return value, devices
         if len(told) > MAX_TENSORS:
@@ -113,16 +119,25 @@ class Mappings:
     def _learn(self, told: list[dict[str, Any]], at: Sequence[int]) -> None:
         for each, address in zip(told, at, strict=True):
             key = (each["handle"], each["number"])
-            if key not in self._of or each["copied"] or not address:
+            if key not in self._of or each["copied"] or address <= each["offset"]:
                 continue
             base, size = address - each["offset"], self._of[key].nbytes
-            for known, other in list(self._worker_base.items()):  # memory that was let go, and given again
-                if known != key and other < base + size and base < other + self._of[known].nbytes:
-                    del self._worker_base[known]
+            for other, there in list(self._worker_base.items()):  # memory that was let go, and given again
+                if other != key and there < base + size and base < there + self._of[other].nbytes:
+                    del self._worker_base[other]
             self._worker_base[key] = base
+        keys = sorted(self._worker_base, key=lambda key: self._worker_base[key])
+        bases = [self._worker_base[key] for key in keys]
+        ends = [base + self._of[key].nbytes for base, key in zip(bases, keys, strict=True)]
+        self._known = (_int64(bases), _int64(ends), _int64([self._of[key].address for key in keys]))
 
     def close(self) -> None:
         for mapped in self._of.values():
             mapped.close()
         self._of.clear()
         self._worker_base.clear()
+        self._known = (_int64([]), _int64([]), _int64([]))
+
+
+def _int64(values: Sequence[int]) -> Numbers:
+    return np.asarray(values, dtype=np.int64)
