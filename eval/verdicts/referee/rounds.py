@@ -156,7 +156,9 @@ class Match:
                 if value.is_floating_point():
                     size = float(value.double().square().mean().sqrt()) if value.numel() else 0.0
                     factor = torch.rand(value.shape, device=value.device).add_(0.5).to(value.dtype)
-                    shift = torch.randn(value.shape, device=value.device).mul_(0.1 * (size or 1.0)).to(value.dtype)
+                    # One that begins as zeros (a bias) gets numbers of order 1: with it an answer can be small where
+                    # its parts are not, which is where an imprecise one shows.
+                    shift = torch.randn(value.shape, device=value.device).mul_(0.1 * size or 1.0).to(value.dtype)
                     value.mul_(factor).add_(shift)
         self.model.load_state({key: value.detach() for key, value in self.reference.state_dict().items()})
         self._own, self._mine = self._state(), _copied(self.reference)
