@@ -5,8 +5,9 @@
 Cheats: official, guards and referee side by side. Twins: the referee, beside what twins.json holds of official and
 guards for the same file. Honest files of both ladders, eager and torch.compile: the referee's time against CUDA graph
 replays of the same process, interleaved round by round. The file is written after every row, and a row whose file has
-not changed is not measured again. Each GPU that is named judges one file at a time. Exit code 1 when the referee
-accepts a file of the cheats or twins with a wrong answer, or fails an honest one; 2 usage.
+not changed is not measured again. Several files are started at a time on a GPU: official and guards run side by side
+(of official the words count, not the time), the referee's batches never do. Exit code 1 when the referee fails an
+honest file; 2 usage.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import queue
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -47,6 +50,7 @@ SECTIONS = ("honest", "cheats", "twins")
 TWINS, RECORD = "tests/twins", "twins.json"
 SINGLE = "level1_40"
 LADDERS = (SINGLE, "local_layernorm_tokens")
+ROUNDS = {"honest": 9, "cheats": 5, "twins": 5}
 FROM_MS = 0.1  # honest files are held to graph replay from here up
 WITHIN, AT_MOST = 0.03, 0.05
 # Programs without a file of their own, in the form of one.
@@ -60,7 +64,7 @@ PROGRAMS = {
 
 
 @dataclass(frozen=True)
-class Job:
+class RefereeRow:
     """One row: a program, its task and precision, and the parts that it needs."""
 
     section: str
@@ -79,7 +83,7 @@ def read_limited(file: Path) -> str:
     return read_bytes(file).decode("utf-8")
 
 
-def jobs_of(options: argparse.Namespace, folder: Path) -> list[Job]:
+def jobs_of(options: argparse.Namespace, folder: Path) -> list[RefereeRow]:
     """Every row there is to be, honest files first."""
     found = []
     if "honest" in options.sections:
@@ -90,23 +94,23 @@ def jobs_of(options: argparse.Namespace, folder: Path) -> list[Job]:
             for stem, declared in read_declarations(home).items():
                 text = read_limited(home / f"{stem}.py")
                 rows += [(f"{ladder}/{stem}", text, each) for each in declared.precision]
-            found += [Job("honest", f"{n}@{p}", text, task, p, ("referee",)) for n, text, p in rows]
+            found += [RefereeRow("honest", f"{n}@{p}", text, task, p, ("referee",)) for n, text, p in rows]
     if "cheats" in options.sections and options.cheats:
         for file in sorted(options.cheats.rglob("*.py")):
             name = str(file.relative_to(options.cheats).with_suffix(""))
-            found.append(Job("cheats", name, read_limited(file), SINGLE, "fp32", tuple(options.parts)))
+            found.append(RefereeRow("cheats", name, read_limited(file), SINGLE, "fp32", tuple(options.parts)))
     if "twins" in options.sections:
         for name in tomllib.loads((folder / "twins.toml").read_text("utf-8")):
-            found.append(Job("twins", name, read_limited(folder / f"{name}.py"), SINGLE, "fp32", ("referee",)))
+            found.append(RefereeRow("twins", name, read_limited(folder / f"{name}.py"), SINGLE, "fp32", ("referee",)))
         for name in tomllib.loads((folder / "referee" / "referee.toml").read_text("utf-8")):
             text = read_limited(folder / "referee" / f"{name}.py")
-            found.append(Job("twins", f"referee/{name}", text, SINGLE, "fp32", tuple(options.parts)))
+            found.append(RefereeRow("twins", f"referee/{name}", text, SINGLE, "fp32", tuple(options.parts)))
     if options.only:
         found = [job for job in found if any(word in job.name for word in options.only)]
     return found
 
 
-def run_part(job: Job, part: str, gpu: str, checkout: str, timeout_s: float) -> dict[str, Any]:
+def run_part(job: RefereeRow, part: str, gpu: str, checkout: str, options: argparse.Namespace) -> dict[str, Any]:
     """One verdict of one program on one GPU, as a row holds it."""
     payload = {
         "candidate": f"{job.name}.py",
@@ -117,8 +121,10 @@ def run_part(job: Job, part: str, gpu: str, checkout: str, timeout_s: float) -> 
         "precision": job.precision,
         "kernelbench": checkout,
         "device": "cuda",
-        "timeout_s": timeout_s,
+        "timeout_s": options.timeout,
         "referee_replay": job.section == "honest",
+        "referee_rounds": ROUNDS[job.section],
+        "referee_turn": str(Path(tempfile.gettempdir()) / f"kbsub-referee-{os.getuid()}-{gpu}"),
     }
     kind = KINDS[part]
     cell = None
@@ -126,6 +132,7 @@ def run_part(job: Job, part: str, gpu: str, checkout: str, timeout_s: float) -> 
         places = (Path(__file__).resolve().parents[2], Path(checkout))
         cell = Cell(candidate_folder(job.sha256), readable=places)
     seen = {"CUDA_VISIBLE_DEVICES": gpu}
+    timeout_s = options.timeout + (options.timeout * options.together if part == "referee" else 0)  # for its turn
     outcome = run_isolated(kind.judge, payload, timeout_s=timeout_s, cell=cell, env=seen)
     return {"ended": ended(outcome), **said(part, outcome.value or {})}
 
@@ -171,7 +178,7 @@ def beside_replay(record: Referee) -> dict[str, Any]:
     }
 
 
-def in_words(job: Job, row: dict[str, Any]) -> str:
+def in_words(job: RefereeRow, row: dict[str, Any]) -> str:
     """One line for a person who watches."""
     parts = []
     if official := row.get("official"):
@@ -194,7 +201,7 @@ def earlier(record: Path) -> dict[str, Any]:
         return {}
 
 
-class Table:
+class RefereeTable:
     """The file, and what it still lacks. Rows of another machine, or of another text of a file, are not kept."""
 
     SAME = ("gpu", "driver", "torch", "cuda", "kernelbench_commit")
@@ -209,13 +216,13 @@ class Table:
             if environment and all(machine.get(key) == environment.get(key) for key in self.SAME):
                 self.content |= {section: before.get(section, {}) for section in SECTIONS}
 
-    def missing(self, job: Job) -> list[str]:
+    def missing(self, job: RefereeRow) -> list[str]:
         row = self.content[job.section].get(job.name, {})
         if row.get("sha256") != job.sha256:
             return list(job.parts)
         return [part for part in job.parts if part not in row or row[part]["ended"]["status"] == "TIMEOUT"]
 
-    def _earlier(self, job: Job) -> dict[str, Any]:
+    def _earlier(self, job: RefereeRow) -> dict[str, Any]:
         """What was measured of a twin's official verdict and guards, of this very text."""
         row = self.twins.get(job.name, {}) if job.section == "twins" else {}
         if row.get("sha256") != job.sha256:
@@ -223,7 +230,7 @@ class Table:
         findings = sorted({finding["guard"] for finding in row["guards"]["findings"]})
         return {"official": row["official"], "guards": {"findings": findings, "ended": row["guards"]["ended"]}}
 
-    def put(self, job: Job, parts: dict[str, Any]) -> dict[str, Any]:
+    def put(self, job: RefereeRow, parts: dict[str, Any]) -> dict[str, Any]:
         with self.lock:
             row = self.content[job.section].get(job.name, {})
             if row.get("sha256") != job.sha256:
@@ -277,7 +284,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--record", type=Path, help="twins.json with official and guards of the twins; default: beside --out"
     )
     parser.add_argument("--kernelbench", type=Path, help="the checkout; default: as kbsub fetch left it")
-    parser.add_argument("--gpus", nargs="*", default=["0"], help="as CUDA_VISIBLE_DEVICES; each has one file at a time")
+    parser.add_argument("--gpus", nargs="*", default=["0"], help="each as CUDA_VISIBLE_DEVICES names it")
+    parser.add_argument("--together", type=int, default=3, help="files at a time on a GPU; only one of them is timed")
     parser.add_argument("--sections", nargs="*", choices=SECTIONS, default=list(SECTIONS))
     parser.add_argument("--parts", nargs="*", choices=PARTS, default=list(PARTS), help="of cheats and new twins")
     parser.add_argument("--only", nargs="*", help="rows whose name holds one of these words")
@@ -293,27 +301,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--cheats {options.cheats}: no such folder")
     options.record = options.record or options.out.resolve().with_name(RECORD)
     checkout = str(find_checkout(options.kernelbench).path)
-    table = Table(options.out.resolve(), measured_on("cuda"), earlier(options.record))
-    todo: queue.SimpleQueue[Job] = queue.SimpleQueue()
+    table = RefereeTable(options.out.resolve(), measured_on("cuda"), earlier(options.record))
     wanted = [job for job in jobs_of(options, folder) if table.missing(job)]
-    for job in wanted:
-        todo.put(job)
+    # First what runs side by side and is no timing, then what is timed, by one judge of a GPU at a time.
+    for parts in (PARTS[:-1], PARTS[-1:]):
+        todo: queue.SimpleQueue[RefereeRow] = queue.SimpleQueue()
+        for job in wanted:
+            if set(parts) & set(table.missing(job)):
+                todo.put(job)
 
-    def work(gpu: str) -> None:
-        while time.monotonic() - started < options.seconds:
-            try:
-                job = todo.get_nowait()
-            except queue.Empty:
-                return
-            parts = {part: run_part(job, part, gpu, checkout, options.timeout) for part in table.missing(job)}
-            print(f"[{time.monotonic() - started:5.0f} s] {in_words(job, table.put(job, parts))}", flush=True)
+        def work(gpu: str, parts: Sequence[str] = parts, todo: queue.SimpleQueue[RefereeRow] = todo) -> None:
+            while time.monotonic() - started < options.seconds:
+                try:
+                    job = todo.get_nowait()
+                except queue.Empty:
+                    return
+                missing = [part for part in table.missing(job) if part in parts]
+                found = {part: run_part(job, part, gpu, checkout, options) for part in missing}
+                print(f"[{time.monotonic() - started:5.0f} s] {in_words(job, table.put(job, found))}", flush=True)
 
-    threads = [threading.Thread(target=work, args=(gpu,)) for gpu in options.gpus]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+        threads = [threading.Thread(target=work, args=(gpu,)) for gpu in options.gpus for _ in range(options.together)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
     found = table.content.get("summary") or {}
-    print(f"{len(wanted)} rows were missing, {todo.qsize()} still are; {time.monotonic() - started:.0f} s")
+    still = sum(bool(table.missing(job)) for job in wanted)
+    print(f"{len(wanted)} rows were missing, {still} still are; {time.monotonic() - started:.0f} s")
     print(json.dumps(found, indent=1))
     return 0 if not found.get("honest_failed") else 1

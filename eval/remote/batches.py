@@ -19,7 +19,7 @@ _plain, _set_grad_enabled = torch._C.DisableTorchFunction, torch.set_grad_enable
 
 
 class Batches:
-    """What a session does with slots; see kbsub.eval.remote.ring.Ring for the other side."""
+    """What a session does with slots; see kbsub.eval.remote.ring.CallRing for the other side."""
 
     instances: dict[int, Any]
     finish: Callable[[], None]

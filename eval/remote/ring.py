@@ -1,6 +1,6 @@
 """The judge's side of a batch: a ring of slots that a worker sees, batches of calls on them by this side's clock.
 
-    ring = Ring(model, inputs, 24)          # room for 24 calls on arguments of these forms
+    ring = CallRing(model, inputs, 24)          # room for 24 calls on arguments of these forms
     ring.write(slot, inputs)                # while the candidate has nothing to do
     batch = ring.run([3, 0, 17, ...])       # seconds from "go" to "done"; every answer sampled at once
     batch.values                            # on a GPU in the worker's own memory: compare them, do not keep them
@@ -26,7 +26,7 @@ from kbsub.eval.process.frames import printable
 from kbsub.eval.process.stop import resume, stop
 from kbsub.eval.remote.memory import DeviceBlock
 from kbsub.eval.remote.model import TOLD_FORM, RemoteModel
-from kbsub.eval.remote.segments import Mappings, Sample
+from kbsub.eval.remote.segments import Look, Mappings
 from kbsub.eval.remote.values import DTYPES, Slot, byte_span, pack
 
 clock = time.perf_counter
@@ -36,7 +36,7 @@ _AT_FORM = {"at": [int]}
 
 
 @dataclass
-class Batch:
+class CallBatch:
     """One batch. `seconds`: by this side's clock. `at_once`: the answers were sampled before another word was said.
 
     `values`: what the calls returned, in order; `devices`: where each tensor lay, by the worker's word.
@@ -45,14 +45,14 @@ class Batch:
     order: list[int]
     seconds: float
     at: list[int]
-    sample: Sample | None
+    sample: Look | None
     values: list[Any]
     devices: list[str]
     at_once: bool = True
     starts: list[int] = field(default_factory=list)  # which tensor is the first of each call
 
 
-class Ring:
+class CallRing:
     """`count` slots for arguments of the forms that `template` has, on the worker's device, and batches on them.
 
     Tensors are contiguous in a slot. answer_bytes: of each tensor that a call returns: where samples may lie. Raises
@@ -123,7 +123,7 @@ class Ring:
         grad: bool = True,
         last: Callable[[], None] = lambda: None,
         timeout_s: float | None = None,
-    ) -> Batch:
+    ) -> CallBatch:
         """Have the slots called in this order and take the time. last: what this side does just before it begins."""
         words = {"order": list(order), "grad": grad}
         answers = len(order) * len(self.answer_bytes)
@@ -136,7 +136,7 @@ class Ring:
         started = clock()
         reply = self._ask("batch", _AT_FORM, words, timeout_s=timeout_s, sent=self.release)
         done = clock()
-        batch = Batch(list(order), done - started, list(reply["at"]), None, [], [])
+        batch = CallBatch(list(order), done - started, list(reply["at"]), None, [], [])
         if self.on_gpu and len(batch.at) == answers:
             batch.sample = self.mappings.sample(batch.at, places, self.answer_bytes)
         self._told(batch)
@@ -146,7 +146,7 @@ class Ring:
             batch.seconds, batch.at_once = clock() - started, False
         return batch
 
-    def taken(self, batch: Batch, call: int) -> tuple[Any, bool]:
+    def taken(self, batch: CallBatch, call: int) -> tuple[Any, bool]:
         """What a call returned, in memory of our own, and whether it still is what was there when the batch was done.
 
         The copy is what is to be compared: the worker can change what it was made of.
@@ -169,7 +169,7 @@ class Ring:
 
         return own(value), same
 
-    def forget(self, batch: Batch) -> None:
+    def forget(self, batch: CallBatch) -> None:
         """Have the worker let the answers go."""
         batch.values, batch.sample = [], None
         self._ask("forget", {}, {})
@@ -184,7 +184,7 @@ class Ring:
         self.slots.clear()
         self.columns.clear()
 
-    def _told(self, batch: Batch) -> None:
+    def _told(self, batch: CallBatch) -> None:
         reply = self.worker._ask("answers", TOLD_FORM, None, {"instance": self.model.number})
         try:
             value, devices = self.mappings.read(reply, self.worker._reader, batch.at)

@@ -23,7 +23,7 @@ Key = tuple[str, int | None]  # an allocation: its handle, and the number that i
 
 
 @dataclass(frozen=True)
-class Sample:
+class Look:
     """Bytes of answers when they were looked at. lies: where each answer begins here. offsets, seen: which bytes of
     each were read, and what they were; (answers, samples)."""
 
@@ -45,7 +45,7 @@ class Mappings:
         self._worker_base: dict[Key, int] = {}  # where an allocation begins in the worker
         self._known = (_int64([]), _int64([]), _int64([]))  # by address there: where each begins and ends; where here
 
-    def sample(self, at: Sequence[int], places: torch.Tensor, sizes: Sequence[int]) -> Sample | None:
+    def sample(self, at: Sequence[int], places: torch.Tensor, sizes: Sequence[int]) -> Look | None:
         """Look at answers at these addresses of the worker's; None where one lies in no memory that is mapped.
 
         sizes: bytes of each, in turn over and over. places: where in each, as fractions of its bytes, float64 of shape
@@ -59,7 +59,7 @@ class Mappings:
             return None
         return self._look(here[place] + (asked - bases[place]), nbytes, places)
 
-    def sample_of(self, tensors: Sequence[torch.Tensor], places: torch.Tensor) -> Sample | None:
+    def sample_of(self, tensors: Sequence[torch.Tensor], places: torch.Tensor) -> Look | None:
         """Look at these tensors, of which `read` has just told; None where there is nothing in them."""
         somewhere = next((each for each in tensors if each.numel()), None)
         if somewhere is None:
@@ -73,13 +73,13 @@ class Mappings:
         lies = _int64([each.data_ptr() for each in spans])
         return self._look(lies, _int64([each.numel() for each in spans]), places)
 
-    def _look(self, lies: Numbers, nbytes: Numbers, places: torch.Tensor) -> Sample:
+    def _look(self, lies: Numbers, nbytes: Numbers, places: torch.Tensor) -> Look:
         """One look at everything: the memory from the first answer to the last as if it were one tensor."""
         low = int(lies.min())
         offsets = (places * torch.from_numpy(nbytes)[:, None]).to(torch.int64)
         index = (torch.from_numpy(lies - low)[:, None] + offsets).to(self.device)
         seen = device_bytes(low, int((lies + nbytes).max()) - low, self.device)[index]
-        return Sample(lies.tolist(), offsets.to(self.device), seen)
+        return Look(lies.tolist(), offsets.to(self.device), seen)
 
     def read(self, reply: dict[str, Any], reader: OutputReader, at: Sequence[int]) -> tuple[Any, list[str]]:
         """The value of a reply and its tensors' devices: views of the worker's memory on a GPU, copies on a CPU.

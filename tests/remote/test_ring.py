@@ -12,7 +12,7 @@ from kbsub.adapters.task import load_task
 from kbsub.eval.process.cell import Cell
 from kbsub.eval.process.isolated import run_isolated
 from kbsub.eval.remote.model import Worker, WorkerFailure
-from kbsub.eval.remote.ring import Ring
+from kbsub.eval.remote.ring import CallRing
 from support.paths import TESTS
 
 SHAPE = (8,)
@@ -33,7 +33,7 @@ class ModelNew(torch.nn.Module):
 def ring(tmp_path_factory):
     cell = Cell(tmp_path_factory.mktemp("cells") / "cell")
     with Worker.start(SOURCE, load_task(1, 40, kernelbench=None), cell=cell, timeout_s=120) as worker:
-        made = Ring(worker.construct([SHAPE]), [torch.zeros(3, 8)], COUNT, [96, 8])
+        made = CallRing(worker.construct([SHAPE]), [torch.zeros(3, 8)], COUNT, [96, 8])
         yield made
         made.close()
 
@@ -79,7 +79,7 @@ def test_a_reply_that_is_none_ends_the_worker(name, tmp_path):
     )  # fmt: skip
     task = load_task(1, 40, kernelbench=None)
     with Worker.start(source, task, cell=Cell(tmp_path / "cell"), timeout_s=120) as worker:
-        made = Ring(worker.construct([SHAPE]), [torch.zeros(3, 8)], COUNT, [96, 8])
+        made = CallRing(worker.construct([SHAPE]), [torch.zeros(3, 8)], COUNT, [96, 8])
         made.run([0])
         with pytest.raises(WorkerFailure, match=words):
             made.run([0])

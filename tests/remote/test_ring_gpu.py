@@ -8,7 +8,7 @@ import torch
 from kbsub.adapters.task import load_task
 from kbsub.eval.process.cell import Cell
 from kbsub.eval.remote.model import Worker
-from kbsub.eval.remote.ring import Ring
+from kbsub.eval.remote.ring import CallRing
 
 pytestmark = pytest.mark.gpu
 
@@ -28,8 +28,8 @@ LATE = (  # nothing waits for the device any more, which has plenty to do first
 )
 
 
-def ring_of(worker: Worker) -> Ring:
-    made = Ring(worker.construct([SHAPE]), [torch.zeros(SHAPE, device="cuda")], COUNT, [4 << 20])
+def ring_of(worker: Worker) -> CallRing:
+    made = CallRing(worker.construct([SHAPE]), [torch.zeros(SHAPE, device="cuda")], COUNT, [4 << 20])
     for slot in range(COUNT):
         made.write(slot, [torch.full(SHAPE, float(slot), device="cuda")])
     return made

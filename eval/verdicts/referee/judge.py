@@ -8,13 +8,15 @@ compared with the reference by upstream's predicate. Nothing here is an official
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import fcntl
 import hashlib
 import math
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +29,13 @@ from kbsub.eval.operators.compare.predicate import OFFICIAL_TOLERANCE
 from kbsub.eval.process.cell import Cell, candidate_folder
 from kbsub.eval.process.isolated import JudgeFailure, Status, is_out_of_memory
 from kbsub.eval.remote.model import RemoteError, Worker
-from kbsub.eval.remote.ring import Ring, tensors_of
+from kbsub.eval.remote.ring import CallRing, tensors_of
 from kbsub.eval.tasks.task_file import read_task_file, task_file
 from kbsub.eval.verdicts.referee import floors
 from kbsub.eval.verdicts.referee.contents import Contents
 from kbsub.eval.verdicts.referee.null import Null
 from kbsub.eval.verdicts.referee.numbers import estimate, intercept_of
-from kbsub.eval.verdicts.referee.plan import Plan, ladder, plan_of, quick
+from kbsub.eval.verdicts.referee.plan import BatchPlan, ladder, plan_of, quick
 from kbsub.eval.verdicts.referee.rounds import Match, of_itself
 
 Progress = Callable[[dict[str, Any]], None]
@@ -50,8 +52,13 @@ class _Unasked(Exception):
 
 
 def judge(payload: dict[str, Any], progress: Progress) -> dict[str, Any]:
-    """The `referee` part of a result. Raises JudgeFailure, with what was found until then: NOT_RUN where the reference
-    has no answer to compare with or the device holds no two calls; else as the candidate's process ends."""
+    """The `referee` part of a result.
+
+    Optional payload keys: "referee_rounds" (how many), "referee_replay" (graph replays beside, of honest files),
+    "referee_turn" (a file: judges that share it take their times one after the other). Raises JudgeFailure, with what
+    was found until then: NOT_RUN where the reference has no answer to compare with or the device holds no two calls;
+    else as the candidate's process ends.
+    """
     task = task_from_payload(payload)
     device = _device(payload)
     modules = modules_of(task)
@@ -158,8 +165,9 @@ class _Run:
         self.rounds = int(payload.get("referee_rounds") or 0)
         self.match: Match | None = None
         self.replay = bool(payload.get("referee_replay"))
-        self.started = time.monotonic()
-        self.ends_at = time.monotonic() + worker.timeout_s
+        self.turn: str | None = payload.get("referee_turn")
+        self.started, self.limit_s = time.monotonic(), worker.timeout_s
+        self.ends_at = self.started + self.limit_s
 
     def _announce(self, event: dict[str, Any]) -> None:
         """Say where it is, and leave the next request no more time than there is."""
@@ -176,12 +184,14 @@ class _Run:
             at = "trials"
             self._trials(match)
             at = "rounds"
-            match.ring = Ring(model, self.scene.contents.template, self.scene.room, self.scene.answer_bytes)
-            plan = self._primed(match)
-            self._rounds(match, plan)
-            at = "state after the calls"
-            self._state(match)
-            self._times(match, plan)
+            with _turn(self.turn):
+                self.ends_at, self.started = time.monotonic() + self.limit_s, time.monotonic()
+                match.ring = CallRing(model, self.scene.contents.template, self.scene.room, self.scene.answer_bytes)
+                plan = self._primed(match)
+                self._rounds(match, plan)
+                at = "state after the calls"
+                self._state(match)
+                self._times(match, plan)
         except RemoteError as error:
             raise JudgeFailure(error.status, f"{at}: {error.message}", self._found()) from error
         except JudgeFailure:
@@ -202,7 +212,7 @@ class _Run:
         for _ in range(WARM_UPS):
             match.trial(grad=True)
 
-    def _primed(self, match: Match) -> Plan:
+    def _primed(self, match: Match) -> BatchPlan:
         """How many calls and rounds, from a batch of each size; these also show where answers will lie."""
         started = time.monotonic()
         match.batch(1)
@@ -225,7 +235,7 @@ class _Run:
             self.record["device_bytes"] = total - free
         return plan
 
-    def _rounds(self, match: Match, plan: Plan) -> None:
+    def _rounds(self, match: Match, plan: BatchPlan) -> None:
         wanted = self.rounds or plan.rounds
         started = time.monotonic()
         for index in range(wanted):
@@ -255,7 +265,7 @@ class _Run:
         if problem := match.state_problem():
             match.tally.note(problem)
 
-    def _times(self, match: Match, plan: Plan) -> None:
+    def _times(self, match: Match, plan: BatchPlan) -> None:
         few, many = self.samples["few"], self.samples["many"]
         if len(few) < plan.least:
             return
@@ -300,6 +310,17 @@ class _Run:
             "held": tally is not None and not tally.unheld,
             **({"notes": self.notes} if self.notes else {}),
         }
+
+
+@contextlib.contextmanager
+def _turn(path: str | None) -> Iterator[None]:
+    """Alone among the judges that were given this file: what is timed here is timed by one of them at a time."""
+    if path is None:
+        yield
+        return
+    with Path(path).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _finite(value: Any) -> Any:

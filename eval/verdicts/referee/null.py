@@ -11,7 +11,7 @@ import torch
 from kbsub.adapters.task import Task
 from kbsub.eval.process.cell import Cell, candidate_folder
 from kbsub.eval.remote.model import Worker
-from kbsub.eval.remote.ring import Ring
+from kbsub.eval.remote.ring import CallRing
 
 SOURCE = """\
 import torch
@@ -50,13 +50,13 @@ class Null:
         task = Task(0, 0, "null", TASK_SOURCE, digest, "local")
         cell = Cell(candidate_folder(hashlib.sha256(SOURCE.encode()).hexdigest()))
         self.worker = Worker.spawn(SOURCE, task, cell=cell, device=device, timeout_s=timeout_s, like=like)
-        self.ring: Ring | None = None
+        self.ring: CallRing | None = None
 
     def load(self, calls: int) -> None:
         """Have it ready for batches of up to so many calls."""
         self.worker.load()
         device = self.worker.device
-        self.ring = Ring(self.worker.construct([]), [torch.zeros(64, device=device)], calls, [256])
+        self.ring = CallRing(self.worker.construct([]), [torch.zeros(64, device=device)], calls, [256])
 
     def run(self, calls: int) -> float:
         assert self.ring is not None

@@ -19,7 +19,7 @@ MOST_PARTS = 4000  # tensors of one message
 
 
 @dataclass(frozen=True)
-class Plan:
+class BatchPlan:
     """Batches of `few` and of `many` calls; rounds: at most, least: at least, seconds: when no other is begun."""
 
     few: int
@@ -40,18 +40,18 @@ def plan_of(device: torch.device, call_bytes: int, tensors: int) -> int:
     return int(min(fits, MOST_CALLS, max(2, MOST_PARTS // tensors)))
 
 
-def ladder(device: torch.device, room: int, call_s: float) -> Plan:
+def ladder(device: torch.device, room: int, call_s: float) -> BatchPlan:
     """The largest batches that fit, of a program whose call, its comparison included, takes `call_s` seconds."""
     seconds = SECONDS[device.type]
     for few, many in LADDER:
         quick_enough = (few + many) * call_s * LEAST_ROUNDS <= seconds
         if many <= room and (quick_enough or (device.type == "cpu" and many <= AT_LEAST_ON_CPU)):
-            return Plan(few, many, MOST_ROUNDS, LEAST_ROUNDS, seconds)
+            return BatchPlan(few, many, MOST_ROUNDS, LEAST_ROUNDS, seconds)
     few, many = next(pair for pair in LADDER[::-1] if pair[1] <= room)
-    return Plan(few, many, LEAST_ROUNDS, LEAST_ROUNDS, seconds)
+    return BatchPlan(few, many, LEAST_ROUNDS, LEAST_ROUNDS, seconds)
 
 
-def quick(plan: Plan, device: torch.device, room: int, call_ms: float, cost_s: float) -> Plan:
+def quick(plan: BatchPlan, device: torch.device, room: int, call_ms: float, cost_s: float) -> BatchPlan:
     """More calls a batch for a program of `call_ms`, where `cost_s` (a call with its comparison) leaves the time."""
     wanted = math.ceil(LONG_ENOUGH_MS / max(plan.many * call_ms, 1e-3))
     affordable = int(plan.seconds / ((plan.few + plan.many) * max(cost_s, 1e-6) * MOST_ROUNDS))

@@ -63,7 +63,7 @@ class Referee(Record):
     contents: str | None = None
     floor: RefereeFloor | None = None
     samples_ms: dict[str, list[float]] | None = None
-    seconds: float | None = None  # from the candidate being loaded to the record
+    seconds: float | None = None  # from the end of the trials to the record
     device_bytes: int | None = None  # taken on the GPU, by whomever, while the answers of a large batch are alive
     notes: list[str] | None = None
     official: bool | None = None

@@ -15,7 +15,7 @@ import torch
 
 from kbsub.eval.operators.compare.predicate import OFFICIAL_TOLERANCE
 from kbsub.eval.remote.model import CandidateRaised, RemoteModel
-from kbsub.eval.remote.ring import Batch, Ring
+from kbsub.eval.remote.ring import CallBatch, CallRing
 from kbsub.eval.verdicts.referee.agree import difference, spread
 from kbsub.eval.verdicts.referee.contents import Contents, Nudge
 
@@ -48,7 +48,7 @@ class Match:
         self.reference, self.model, self.contents = reference, model, contents
         self.device, self.tolerance = contents.device, OFFICIAL_TOLERANCE[contents.task.dtype]
         self.tally = Tally()
-        self.ring: Ring | None = None
+        self.ring: CallRing | None = None
         self.slots = 0  # how many of the ring's are in use: as many as the largest batch has calls
         self.flusher = torch.empty(FLUSH_OF_L2 * l2_bytes, dtype=torch.uint8, device=self.device)
         self._own = self._state()  # the candidate's own, before its first call
@@ -90,7 +90,7 @@ class Match:
         self.tally.spoiled_batches += self.tally.wrong > before
         return batch.seconds * 1e3
 
-    def _check(self, ring: Ring, batch: Batch, seeds: dict[int, int], nudge: Nudge) -> None:
+    def _check(self, ring: CallRing, batch: CallBatch, seeds: dict[int, int], nudge: Nudge) -> None:
         self.tally.outputs += len(batch.order)
         per_call = max(1, len(batch.devices) // len(batch.order))
         shared = "answers share memory with earlier ones; " if len(set(batch.at)) < len(batch.at) else ""
