@@ -148,6 +148,12 @@ def brief(found: Referee) -> str:
     return f"{found.outputs} outputs right, {time_words(found)}"
 
 
+def cell(found: Referee) -> str:
+    if not found.good:
+        return f"{found.wrong} wrong" if found.wrong else "refused"
+    return "-" if found.ms is None else f"{found.ms:.4f}"
+
+
 KIND = VerdictKind(
     name="referee",
     judge="kbsub.eval.verdicts.referee.judge:judge",
@@ -155,6 +161,6 @@ KIND = VerdictKind(
     brief=brief,
     answer=answer,
     order=5,
-    columns=(Column("referee", brief),),
+    columns=(Column("referee ms", cell),),
     default=False,
 )
