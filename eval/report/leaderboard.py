@@ -137,7 +137,7 @@ def _referee_words(verdict: Referee, theirs: float | None) -> str:
         return brief(verdict)
     deceived = verdict.deceives(theirs)
     words = [*verdict.under_the_floor(theirs), *([deceived] if deceived else []), *verdict.flags(theirs)]
-    return "; ".join(words) or "agrees"
+    return "; ".join(words) or ("agrees" if theirs is not None else NOTHING)
 
 
 def tables_of(result: Result, path: Path | None = None, rank: str = UPSTREAM) -> list[Table]:

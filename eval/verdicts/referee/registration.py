@@ -75,6 +75,10 @@ class Referee(Record):
     def flags(self, upstream_ms: float | None) -> list[str]:
         """What must be said of the two times, none of which is a failure by itself."""
         found = []
+        if self.by == "batch":
+            found.append("a batch's share: batches do not cost by themselves what a null candidate's do")
+        if self.held is False:
+            found.append("its processes could not be held while contents were drawn")
         if self.ms is not None and self.floor is not None and self.ms < self.floor.copy_ms:
             found.append(f"under the copy floor ({self.floor.copy_ms:.4f} ms)")
         if (ratio := self.ratio(upstream_ms)) is not None and abs(ratio - 1) > AGREES_WITHIN:

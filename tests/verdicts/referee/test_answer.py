@@ -56,6 +56,8 @@ ANSWERS: dict[str, tuple[dict[str, Any], float | None, str, Answer, str]] = {
     "upstream's is": ({}, 0.0012, "pass", F, "below the floor: upstream's 0.0012 ms"),
     "under the copy floor only": ({"ms": 0.13, "low": 0.13, "high": 0.131}, 0.131, "pass", P, "under the copy floor"),
     "upstream's clock was deceived": ({"ms": 8.1, "low": 8.1, "high": 8.1}, 0.15, "pass", F, "clock was deceived"),
+    "a batch's share": ({"by": "batch"}, 0.289, "pass", P, "a batch's share: batches do not cost"),
+    "not held": ({"held": False}, 0.289, "pass", P, "could not be held"),
     "on a CPU": ({"device": "cpu", "floor": None}, None, "pass", U, "on a cpu: 300/300"),
     "wrong on a CPU": ({"device": "cpu", "floor": None, **WRONG}, None, "pass", F, "differs from the reference"),
     "a predicate that tells nothing": ({"tells_apart": False}, 0.289, "pass", U, "the answer to one input for that to"),
