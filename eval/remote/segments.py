@@ -18,6 +18,7 @@ from kbsub.eval.remote.memory import HANDLE_BYTES, Mapped, SharedMemoryError, de
 from kbsub.eval.remote.reading import OutputReader
 from kbsub.eval.remote.values import MAX_TENSORS, Slot, ValueProblem, byte_span, unpack
 
+SPARE_MAPPINGS = 32
 Numbers = npt.NDArray[np.int64]
 Key = tuple[str, int | None]  # an allocation: its handle, and the number that its driver gives once
 
@@ -99,6 +100,8 @@ class Mappings:
             raise ValueProblem(str(error)) from error
         if len(at) == len(told):
             self._learn(told, at)
+        if len(self._of) > SPARE_MAPPINGS + 2 * len(told):  # what the worker has freed stays taken until it is let go
+            self._let_go({(each["handle"], each["number"]) for each in told})
         return unpack(reply["value"], tensors), devices
 
     def _view(self, told: dict[str, Any]) -> torch.Tensor:
@@ -126,17 +129,26 @@ class Mappings:
                 if other != key and there < base + size and base < there + self._of[other].nbytes:
                     del self._worker_base[other]
             self._worker_base[key] = base
+        self._index()
+
+    def _index(self) -> None:
         keys = sorted(self._worker_base, key=lambda key: self._worker_base[key])
         bases = [self._worker_base[key] for key in keys]
         ends = [base + self._of[key].nbytes for base, key in zip(bases, keys, strict=True)]
         self._known = (_int64(bases), _int64(ends), _int64([self._of[key].address for key in keys]))
+
+    def _let_go(self, kept: set[Key]) -> None:
+        for key in [key for key in self._of if key not in kept]:
+            self._of.pop(key).close()
+            self._worker_base.pop(key, None)
+        self._index()
 
     def close(self) -> None:
         for mapped in self._of.values():
             mapped.close()
         self._of.clear()
         self._worker_base.clear()
-        self._known = (_int64([]), _int64([]), _int64([]))
+        self._index()
 
 
 def _int64(values: Sequence[int]) -> Numbers:

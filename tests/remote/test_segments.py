@@ -100,6 +100,16 @@ def test_memory_that_was_given_again_is_mapped_anew(world):
     assert sample.lies == [found[0].data_ptr()], "an address was looked up in memory that is no more"
 
 
+def test_what_the_worker_has_let_go_does_not_stay_mapped_for_ever(world):
+    mappings, there = world
+    for number in range(100):
+        memory = there[f"{number:02x}" * 64] = Memory("first", (1 << 40) + (number << 20), number)
+        memory.handle = f"{number:02x}" * 64
+        read(mappings, [memory.told(0, 100)], [memory.base])
+    assert len(mappings._of) <= segments.SPARE_MAPPINGS + 2
+    assert mappings.sample([memory.base], places(1), [400]) is not None
+
+
 def test_what_does_not_lie_in_mapped_memory_is_not_looked_at(world):
     mappings, there = world
     memory = there[HANDLE["first"]] = Memory("first", 1 << 40)

@@ -82,6 +82,7 @@ def refereed(source: str, task: Path = TASK, **more: Any) -> tuple[str, dict[str
             "kernelbench": None,
             "device": "cpu",
             "timeout_s": 120.0,
+            "referee_rounds": 5,
             **more,
         }
         try:

@@ -39,6 +39,7 @@ from kbsub.eval.verdicts.referee.plan import BatchPlan, ladder, plan_of, quick
 from kbsub.eval.verdicts.referee.rounds import Match, of_itself
 
 Progress = Callable[[dict[str, Any]], None]
+SOME_CALLS, SLOW_CALL_S = 4, 0.5  # to find out what a call costs, comparison included
 SHARE_OF_TIME = 0.9  # of the judge's own limit, for the candidate
 WARM_UPS = 3  # upstream's, before it times
 PARAMETERS_CHANGE = 2  # rounds before the least there are: until then they are those of the constructor, as upstream's
@@ -214,14 +215,22 @@ class _Run:
 
     def _primed(self, match: Match) -> BatchPlan:
         """How many calls and rounds, from a batch of each size; these also show where answers will lie."""
-        started = time.monotonic()
-        match.batch(1)
-        once = time.monotonic() - started
-        plan = ladder(self.scene.device, self.scene.room, once)
-        seconds, match.slots = [], plan.many
-        for calls in (plan.many, plan.few, plan.many):
-            started = time.monotonic()
-            seconds.append((match.batch(calls), time.monotonic() - started))
+
+        def timed(calls: int) -> tuple[float, float]:
+            """(ms of the batch by its clock, seconds of everything about it)"""
+            began = time.monotonic()
+            return match.batch(calls), time.monotonic() - began
+
+        _, call_s = timed(1)
+        batch_s, some = 0.0, min(SOME_CALLS, self.scene.room)
+        if call_s < SLOW_CALL_S and some > 1:  # the first is slower than the others; what a batch costs is told apart
+            batch_s = timed(1)[1]
+            timed(some)
+            call_s = max(0.0, timed(some)[1] - batch_s) / (some - 1)
+            batch_s = max(0.0, batch_s - call_s)
+        plan = ladder(self.scene.device, self.scene.room, call_s, batch_s)
+        match.slots = plan.many
+        seconds = [timed(calls) for calls in (plan.many, plan.few, plan.many)]
         call_ms = (seconds[2][0] - seconds[1][0]) / (plan.many - plan.few)
         plan = quick(plan, self.scene.device, self.scene.room, call_ms, seconds[2][1] / plan.many)
         if plan.many > match.slots:

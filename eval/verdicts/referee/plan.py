@@ -40,11 +40,12 @@ def plan_of(device: torch.device, call_bytes: int, tensors: int) -> int:
     return int(min(fits, MOST_CALLS, max(2, MOST_PARTS // tensors)))
 
 
-def ladder(device: torch.device, room: int, call_s: float) -> BatchPlan:
-    """The largest batches that fit, of a program whose call, its comparison included, takes `call_s` seconds."""
+def ladder(device: torch.device, room: int, call_s: float, batch_s: float) -> BatchPlan:
+    """The largest batches that fit, of a program whose call, its comparison included, takes `call_s` seconds, and of
+    which every batch takes `batch_s` by itself."""
     seconds = SECONDS[device.type]
     for few, many in LADDER:
-        quick_enough = (few + many) * call_s * LEAST_ROUNDS <= seconds
+        quick_enough = ((few + many) * call_s + 2 * batch_s) * LEAST_ROUNDS <= seconds
         if many <= room and (quick_enough or (device.type == "cpu" and many <= AT_LEAST_ON_CPU)):
             return BatchPlan(few, many, MOST_ROUNDS, LEAST_ROUNDS, seconds)
     few, many = next(pair for pair in LADDER[::-1] if pair[1] <= room)
