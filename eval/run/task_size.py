@@ -20,7 +20,11 @@ from kbsub.eval.run.machine_facts import memory_limit_bytes
 TARGET = "kbsub.eval.run.task_size:estimate"
 TIMEOUT_S = 60.0
 SURELY_FITS = 1 << 30  # bytes; a task whose numbers cannot make more is not worth the two seconds of a child
-HOLDS_A_RUN = ("official", "identity")  # stages that hold inputs, parameters and output of the task's own shape
+HOLDS_A_RUN = (
+    "official",
+    "identity",
+    "referee",
+)  # stages that hold inputs, parameters and output of the task's own shape
 
 
 def too_large(task: Task, task_text: str, kernelbench: str | None, device: str) -> dict[str, str]:

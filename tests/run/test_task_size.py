@@ -92,7 +92,8 @@ def test_half_precision_takes_half(tmp_path):
 
 
 FOUND = {"inputs": 600, "parameters": 100, "outputs": 300, "drawn": 600, "shrinks": False, "gpu_free": None}
-OFFICIAL, ALL = {"official", "identity"}, {"official", "identity", "stress", "oracle", "guards"}
+OFFICIAL = {"official", "identity", "referee"}
+ALL = {*OFFICIAL, "stress", "oracle", "guards"}
 # what was found, bytes there, device -> stages that are refused
 REFUSED = {
     "it fits to the byte": ({}, 1000, "cpu", set()),
