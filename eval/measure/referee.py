@@ -154,7 +154,9 @@ def said(part: str, found: dict[str, Any]) -> dict[str, Any]:
 
 def judged(row: dict[str, Any]) -> dict[str, Any]:
     """What the gate would say of the row's referee, and of a graph replay beside it."""
-    found = row.get("referee") or {}
+    if "referee" not in row:
+        return {"answer": "not measured", "words": ""}
+    found = row["referee"]
     stage = found.get("ended", {})
     if stage.get("status") != "OK":
         return {"answer": Answer.FAIL.value, "words": f"{stage.get('status')}: {stage.get('message')}"}
@@ -186,7 +188,10 @@ def in_words(job: RefereeRow, row: dict[str, Any]) -> str:
     if guards := row.get("guards"):
         parts.append(f"guards {', '.join(guards['findings']) or guards['ended']['status']}")
     verdict = row["verdict"]
-    parts.append(f"referee {verdict['answer']}: {verdict['words'][:160]}")
+    if "referee" in row:
+        found = row["referee"]
+        took = f"{found.get('seconds')} s, {(found.get('device_bytes') or 0) / 1e9:.1f} GB"
+        parts.append(f"referee {verdict['answer']}: {verdict['words'][:200]} [{took}]")
     if "ratio" in verdict:
         parts.append(f"replay {verdict['replay_ms']:.4f} ms, ratio {verdict['ratio']:.3f}")
     seconds = "+".join(str(row[part]["ended"]["seconds"]) for part in PARTS if part in row)
