@@ -15,6 +15,7 @@ from kbsub.eval.bench.plan import BenchPlan, SceneSpec
 from kbsub.eval.process.isolated import Outcome, Status, run_isolated
 from kbsub.eval.results.record import Environment
 from kbsub.eval.results.timing import Timing
+from kbsub.eval.tasks.cell import cell_of
 
 TARGET = "kbsub.eval.bench.child:run"
 GRACE_S = 45.0  # over the budget, before a child counts as hung: compiling cannot be interrupted half-way
@@ -36,6 +37,7 @@ class BenchRecord:
     floors: dict[str, float] = field(default_factory=dict)
     environment: dict[str, Any] | None = None
     notes: list[str] = field(default_factory=list)
+    confined: dict[str, Any] | None = None  # what the newest child was confined by, before its code began
     failure: str | None = None  # why the run as a whole ended early
 
     def rows(self, scene: SceneSpec) -> dict[str, dict[str, Any]]:
@@ -64,6 +66,7 @@ def run_bench(
 ) -> BenchRecord:
     """Run the plan to its end, whatever single programs do; `on_record` is called whenever there is more to keep.
 
+    All programs share a cell, whose cache no other set of candidates uses.
     A program during which the child died gets the child's status in that scene, and the scene is measured again
     without it; a program that killed the child twice is left out everywhere.
     """
@@ -83,12 +86,17 @@ def run_bench(
             if on_record is not None and event["bench"]["kind"] in ("scene", "floors"):
                 on_record(record)
 
+    def entered(confined: dict[str, Any]) -> None:
+        record.confined = confined
+
+    cell = cell_of([each.sha256 for each in plan.candidates.values()], plan.task, plan.kernelbench)
     while True:
         payload = _payload(record, deaths, time.monotonic() - started)
         if not payload["scenes"]:
             break
         last.clear()
-        outcome = isolate(TARGET, payload, timeout_s=payload["budget_s"] + GRACE_S, on_progress=hear)
+        limit = payload["budget_s"] + GRACE_S
+        outcome = isolate(TARGET, payload, timeout_s=limit, on_progress=hear, cell=cell, on_entered=entered)
         if outcome.status is Status.OK:
             break
         culprit, scene = last.get("program"), last.get("scene")

@@ -99,6 +99,7 @@ def _run_block(record: BenchRecord, environment: Environment) -> BenchRun:
         scenes=scenes,
         skipped=record.skipped,
         notes=record.notes,
+        **({"confined": record.confined} if record.confined else {}),
     )
 
 

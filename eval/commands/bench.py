@@ -38,6 +38,7 @@ def command(
         bool, typer.Option("--allow-unverified", help="Also time candidates without an official pass; rows say so.")
     ] = False,
     declarations: common.Declarations = None,
+    cell: common.Cell = "auto",
 ) -> None:
     """Time candidates and baselines in one interleaved run; a table and the JSON.
 
@@ -67,6 +68,7 @@ def command(
     from kbsub.eval.tasks.folder import folder_of
 
     console = console_for_stdout()
+    common.confine("bench", cell)
     gpu = common.gpu_of("bench", device)
     if device != "cpu" and gpu is None:
         _stop(common.EXIT_NO_GPU, no_such_gpu(device, "rehearse the run with: --device cpu"))

@@ -5,6 +5,7 @@ No verb of its own: it has no `command`. Must not know what a verb does with the
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -19,6 +20,15 @@ Declarations = Annotated[
     typer.Option(help="A candidates.toml that you vouch for; beside a file of one's own none counts by itself."),
 ]
 
+Cell = Annotated[
+    str,
+    typer.Option(
+        "--cell",
+        envvar="KBSUB_CELL",
+        help="What confines the candidates' processes: namespaces, landlock, unconfined, or auto, the best there is.",
+    ),
+]
+
 
 def stop(verb: str, code: int, message: str) -> NoReturn:
     """End the command: `message` on stderr behind the verb's name, and the exit code."""
@@ -26,6 +36,33 @@ def stop(verb: str, code: int, message: str) -> NoReturn:
 
     typer.echo(printable(f"kbsub {verb}: {message}"), err=True)
     raise typer.Exit(code)
+
+
+def confine(verb: str, level: str, *, here: bool = True) -> None:
+    """Let everything that this process starts be confined as --cell says; a level that is refused here ends the call.
+
+    Where nobody asked and there is less than namespaces, one line on stderr says how much and why. `here` False: what
+    judges is on other machines, whose rows say what each has.
+    """
+    from kbsub.eval.process import cell
+    from kbsub.eval.process.printable import one_line
+
+    if level not in (*cell.LEVELS, cell.AUTO):
+        stop(verb, EXIT_USAGE, f"--cell {level}: there are {', '.join((*cell.LEVELS, cell.AUTO))}")
+    if level != (os.environ.get(cell.LEVEL_VARIABLE) or cell.AUTO):
+        os.environ[cell.LEVEL_VARIABLE] = level
+    if not here:
+        return
+    found = cell.probe()
+    if level == cell.AUTO:
+        if found.level != cell.LEVELS[0]:
+            typer.echo(one_line(f"kbsub {verb}: candidates run {found}"), err=True)
+    elif found.level != level:
+        why = found.why[level]
+        words = (
+            f"--cell {level}: this machine refuses it: {why}. Mend it: {cell.WAY_OUT[level]}. Or let candidates run "
+        )
+        stop(verb, EXIT_USAGE, f"{words}in what there is ({found.level}), with --cell auto")
 
 
 def gpu_of(verb: str, device: str) -> str | None:

@@ -34,6 +34,7 @@ def command(
     gpus: Annotated[int, typer.Option(help="For a run folder: GPUs of this machine, a row at a time each.", min=1)] = 1,
     scheduler: Annotated[str, typer.Option(help="For a run folder: a dask scheduler that is already running.")] = "",
     declarations: common.Declarations = None,
+    cell: common.Cell = "auto",
 ) -> None:
     """Judge candidates: KernelBench's own verdict, then this project's checks; a table and a JSON.
 
@@ -46,6 +47,7 @@ def command(
     from kbsub.eval.process.printable import printable
     from kbsub.eval.report.console import console_for_stdout
     from kbsub.eval.results.model import ResultError
+    from kbsub.eval.run.batch import Settings
     from kbsub.eval.run.machine_facts import gpu_folder, no_such_gpu
     from kbsub.eval.run.runner import Plan, failures, run
     from kbsub.eval.tasks.declarations import DeclarationError, read_declared
@@ -56,6 +58,7 @@ def command(
     stages = tuple(name.strip() for name in only.split(",") if name.strip()) or DEFAULT_KINDS
     if unknown := [name for name in stages if name not in KINDS]:
         _stop(2, f"--only {','.join(unknown)}: no such stage; there are {', '.join(KINDS)}")
+    common.confine("eval", cell, here=not scheduler)
     gpu = common.gpu_of("eval", device)
     if device.startswith("cuda") and gpu is None:
         _stop(common.EXIT_NO_GPU, no_such_gpu(device))
@@ -67,7 +70,9 @@ def command(
         if not_meant := [name for name, given in (*not_for_a_folder, ("--declarations", declarations)) if given]:
             _stop(2, f"{', '.join(not_meant)}: a run folder gets the official stage alone, its rows stay in the folder")
         where = (device or "cuda") if gpu or scheduler else "cpu"
-        raise typer.Exit(_batch(Path(candidates[0]), where, precision, timeout, checkout, gpus, scheduler, console))
+        level = None if cell == "auto" else cell
+        settings = Settings(precision, where, timeout, str(checkout) if checkout else None, cell=level)
+        raise typer.Exit(_batch(Path(candidates[0]), settings, gpus, scheduler, console))
     try:
         files = candidate_files(candidates or [], folder_of(task))
         declared = read_declared(files, declarations)
@@ -97,21 +102,11 @@ def command(
     raise typer.Exit(1 if failures(rows) else 0)
 
 
-def _batch(
-    folder: Path,
-    device: str,
-    precision: str,
-    timeout: float,
-    checkout: Path | None,
-    gpus: int,
-    scheduler: str,
-    console: Any,
-) -> int:
+def _batch(folder: Path, settings: Any, gpus: int, scheduler: str, console: Any) -> int:
     """A KernelBench run folder: every sample, the official stage only."""
-    from kbsub.eval.run.batch import BatchError, Settings
+    from kbsub.eval.run.batch import BatchError
 
-    settings = Settings(precision, device, timeout, str(checkout) if checkout else None)
-    cpu_workers = gpus if device == "cpu" and gpus > 1 else None
+    cpu_workers = gpus if settings.device == "cpu" and gpus > 1 else None
     try:
         return run_folder(
             folder, settings, gpus=gpus, scheduler=scheduler or None, workers=cpu_workers, console=console

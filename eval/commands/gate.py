@@ -23,6 +23,7 @@ def command(
     out: Annotated[Path | None, typer.Option(help="Keep the result file of the run here.")] = None,
     kernelbench: common.Checkout = None,
     declarations: common.Declarations = None,
+    cell: common.Cell = "auto",
 ) -> None:
     """Check that candidates are what is required of them, and what they declare.
 
@@ -40,16 +41,18 @@ def command(
         _stop(gate.EXIT_USAGE, f"--require {require}: no such check as {unknown[0]}; there are {', '.join(KINDS)}")
     if not required:
         _stop(gate.EXIT_USAGE, f"--require is empty; write some of {', '.join(KINDS)}")
+    common.confine("gate", cell)
     plan = _plan(candidates, required, task, precision, device, timeout, kernelbench, declarations)
     for note in plan.declared.notes():
         typer.echo(f"kbsub gate: {note}", err=True)
     with tempfile.TemporaryDirectory() as nowhere:
-        found = _run(plan, out or Path(nowhere) / "result.json")
+        found, confined = _run(plan, out or Path(nowhere) / "result.json")
     facts = {
         "task": plan.task.slug,
         "precision": plan.precision,
         "provenance": plan.task.provenance,
         "device": plan.gpu or "cpu",
+        "confined": "; ".join(sorted(confined)) or "no candidate ran",
         **({"declarations": str(declarations)} if declarations else {}),
     }
     _print(found, required)  # first: an answer that cannot be written is read all the same
@@ -96,13 +99,16 @@ def _plan(
         _stop(EXIT_USAGE, str(error))
 
 
-def _run(plan: Any, out: Path) -> dict[str, Any]:
-    """Row key -> its checks, after running what is required. Without the GPU that was asked for nothing is run."""
+def _run(plan: Any, out: Path) -> tuple[dict[str, Any], set[str]]:
+    """(row key -> its checks, what its candidates were confined by), after running what is required.
+
+    Without the GPU that was asked for nothing is run.
+    """
     from kbsub.adapters.candidate import cuda_source_of
     from kbsub.eval.process.printable import one_line
     from kbsub.eval.process.result_frames import SHAPE_ERRORS
     from kbsub.eval.results.model import ResultError, row_key
-    from kbsub.eval.run.gate import EXIT_USAGE, Check, answers
+    from kbsub.eval.run.gate import EXIT_USAGE, Check, answers, confinements
     from kbsub.eval.run.machine_facts import no_such_gpu
     from kbsub.eval.run.runner import run
     from kbsub.eval.verdicts.kind import Answer
@@ -110,7 +116,7 @@ def _run(plan: Any, out: Path) -> dict[str, Any]:
     if plan.device != "cpu" and plan.gpu is None:
         missing = no_such_gpu(plan.device)
         nothing = [Check(name, Answer.UNCERTIFIED, missing) for name in plan.stages]
-        return {row_key(file.stem, plan.precision): nothing for file in plan.candidates}
+        return {row_key(file.stem, plan.precision): nothing for file in plan.candidates}, set()
 
     def finished(row: Any) -> None:
         ended = ", ".join(f"{name} {end.status}" for name, end in row.outcomes.items())
@@ -121,7 +127,9 @@ def _run(plan: Any, out: Path) -> dict[str, Any]:
     except ResultError as error:
         _stop(EXIT_USAGE, str(error))
     found = {}
+    confined: set[str] = set()
     for row in rows:
+        confined |= confinements(row.fields)
         declaration, wrong = plan.declaration_for(row.file)
         on_gpu = plan.device != "cpu"
         library_on_cpu = not on_gpu and cuda_source_of(row.source) is None
@@ -132,7 +140,7 @@ def _run(plan: Any, out: Path) -> dict[str, Any]:
             found[row.key] = [Check(name, Answer.FAIL, words) for name in plan.stages]
         if wrong:
             found[row.key] = [*found[row.key], Check("declaration", Answer.FAIL, wrong)]
-    return found
+    return found, confined
 
 
 def _write(

@@ -9,22 +9,29 @@ Needs NVRTC and no GPU. What is compiled and what counts as a finding is host_ex
 from __future__ import annotations
 
 import argparse
+import hashlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from kbsub.eval.host_executor.compile_gate import (
     DEVICES,
+    Resources,
     budget_of,
     compile_source,
     findings,
     read_budget,
-    source_and_builds,
+    rehearse,
     write_budget,
 )
 from kbsub.eval.measure.project import project_path
+from kbsub.eval.process.isolated import JudgeFailure, Status, run_isolated
+from kbsub.eval.tasks.cell import cell_of
 from kbsub.eval.tasks.declarations import declaration_of
 
+EXAMINE = "kbsub.eval.measure.resources:examine"
+LIMIT_S = 600.0
 BUDGET = "tests/resource_budget.toml"  # of a checkout
 
 
@@ -41,25 +48,51 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     bad: list[str] = []
     for path in given.files:
-        if "CUDA_SOURCE =" not in path.read_text(encoding="utf-8"):
+        text = path.read_text(encoding="utf-8")
+        if "CUDA_SOURCE =" not in text:
             continue
         declaration = declaration_of(path)
-        precisions = declaration.precision if declaration else ("fp32",)
-        built = []
-        for arch in DEVICES:
-            source, builds = source_and_builds(path, precisions, arch)
-            for options, module in builds.items():
-                try:
-                    compiled = compile_source(source, options, arch)
-                except ImportError as error:
-                    print(f"no NVRTC here ({error}): pip install 'kb-submissions[cuda13]'", file=sys.stderr)
-                    return 3
-                built.append(compiled.resources)
-                budget = budget_of(built) if given.write else budgets.get(path.stem, {})
-                bad += findings(path.stem, source, options, arch, compiled, budget, module)
-        budgets[path.stem] = budget_of(built)
-        print(f"{path.stem}: {len(built)} builds")
+        payload = {
+            "source": text,
+            "stem": path.stem,
+            "precisions": list(declaration.precision) if declaration else ["fp32"],
+            "budget": None if given.write else budgets.get(path.stem, {}),
+        }
+        cell = cell_of([hashlib.sha256(text.encode()).hexdigest()], str(path), None)
+        outcome = run_isolated(EXAMINE, payload, timeout_s=LIMIT_S, cell=cell)
+        if outcome.status is Status.NOT_RUN:
+            print(outcome.message, file=sys.stderr)
+            return 3
+        if outcome.value is None:
+            bad.append(f"{path.stem}: {outcome.status}: {outcome.message}")
+            continue
+        budgets[path.stem] = outcome.value["budget"]
+        bad += outcome.value["findings"]
+        print(f"{path.stem}: {outcome.value['builds']} builds")
     if given.write:
         write_budget(given.write, budgets)
     print("\n".join(bad) or "no findings")
     return 1 if bad else 0
+
+
+def examine(payload: dict[str, Any], progress: Any) -> dict[str, Any]:
+    """Target of the child, in the candidate's cell: {"budget": as budget_of, "findings": [words], "builds": a number}.
+
+    `budget`: that of its kernels; None: the one that these builds need. NOT_RUN without NVRTC.
+    """
+    stem, budget = payload["stem"], payload["budget"]
+    built: list[Mapping[str, Resources]] = []
+    found: list[str] = []
+    for arch in DEVICES:
+        rehearsal = rehearse(payload["source"], payload["precisions"], DEVICES[arch])
+        source = str(rehearsal.space["CUDA_SOURCE"])
+        for options, module in rehearsal.modules.items():
+            try:
+                compiled = compile_source(source, options, arch)
+            except ImportError as error:
+                words = f"no NVRTC here ({error}): pip install 'kb-submissions[cuda13]'"
+                raise JudgeFailure(Status.NOT_RUN, words) from error
+            built.append(compiled.resources)
+            allowed = budget_of(built) if budget is None else budget
+            found += findings(stem, source, options, arch, compiled, allowed, module)
+    return {"budget": budget_of(built), "findings": found, "builds": len(built)}

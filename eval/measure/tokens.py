@@ -30,9 +30,11 @@ from typing import Any
 from kbsub.adapters.checkout import find_checkout
 from kbsub.eval.bench.plan import read_candidate
 from kbsub.eval.measure.project import SUBMISSIONS
+from kbsub.eval.process.cell import Cell
 from kbsub.eval.process.isolated import JudgeFailure, Outcome, Status
 from kbsub.eval.results.model import write_json_atomic
 from kbsub.eval.tasks.bench_file import read_bench_file
+from kbsub.eval.tasks.cell import cell_of
 from kbsub.eval.tasks.declarations import read_declarations
 
 FOLDER = SUBMISSIONS / "local_layernorm_tokens"
@@ -77,9 +79,11 @@ def background(out: Path, seconds: float) -> None:
         jobs[f"stress {precision}"] = [sys.executable, "-m", "kbsub.eval.cli", "eval", *names, *options]
     logs = Path(tempfile.mkdtemp(prefix="kbsub-tokens-"))
     running = {}
+    caches = bench_cell().environment({})  # what is compiled here is for the bench, whose cell has a cache of its own
     for name, command in jobs.items():
         with (logs / f"{name.replace(' ', '_')}.txt").open("w") as stream:
-            running[name] = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT)
+            env = caches if name.startswith("precompile") else None
+            running[name] = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, env=env)
     deadline = time.monotonic() + seconds
     for name, process in running.items():
         try:
@@ -160,7 +164,6 @@ def official(out: Path, kernelbench: Path | None) -> None:
     from kbsub.eval.run import runner
     from kbsub.eval.run.machine_facts import gpu_name
 
-    runner._cell = lambda plan, row: None  # no cell: the record must not claim one
     runner.run_isolated = in_this_process  # type: ignore[attr-defined, assignment]
     for precision in PRECISIONS:
         task = resolve_task(TASK, kernelbench=None, precision=precision)
@@ -184,8 +187,17 @@ def official(out: Path, kernelbench: Path | None) -> None:
 # ---- bench ----
 
 
+def bench_files() -> list[Path]:
+    return list(dict.fromkeys(file for precision in PRECISIONS for file in files(precision)))
+
+
+def bench_cell() -> Cell:
+    """The cell of `kbsub bench` over all of them."""
+    return cell_of([read_candidate(file).sha256 for file in bench_files()], TASK, None)
+
+
 def bench(out: Path, rounds: int, seconds: float) -> None:
-    names = list(dict.fromkeys(str(file) for precision in PRECISIONS for file in files(precision)))
+    names = [str(file) for file in bench_files()]
     options = ["--task", TASK, "--shapes", "all", "--precision", ",".join(PRECISIONS), "--methods", "cold_replay"]
     options += ["--baselines", "copy,eager,compile_default", "--rounds", str(rounds), "--budget", f"{seconds:.0f}"]
     command = [

@@ -1,9 +1,10 @@
-"""Measures every bad twin on a GPU: upstream's own verdict, unmodified protocol, and the guards' findings beside it.
+"""Measures every bad twin on a GPU: upstream's own verdict, unmodified protocol, and beside it what catches the twin.
 
     kbsub measure twins --out results/h200/twins.json
 
-Several twins share the GPU at once, so nothing here is a timing: the file keeps verdicts only. It is written after
-every twin. Exit code 1 when a twin is not caught by the guard named for it, or its label in twins.toml is wrong.
+A label in twins.toml names the guard that catches its twin, or in `caught_by` the verdicts each of which does. Several
+twins share the GPU at once, so nothing here is a timing: the file keeps verdicts only. It is written after every twin.
+Exit code 1 when a twin is not caught by what is named for it, or its label in twins.toml is wrong.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ from kbsub.eval.measure.project import project_path
 from kbsub.eval.process.isolated import Outcome, Status, run_isolated
 from kbsub.eval.results.manifest import digest
 from kbsub.eval.results.model import write_json_atomic
+from kbsub.eval.run.gate import answers
 from kbsub.eval.run.machine_facts import measured_on
+from kbsub.eval.verdicts.kind import Answer
+from kbsub.eval.verdicts.register import KINDS
 
 FOLDER = "tests/twins"  # of a checkout
 SAME_MACHINE = ("gpu", "driver", "torch", "cuda", "kernelbench_commit")  # what rows of one file have in common
@@ -38,7 +42,7 @@ OFFICIAL, GUARDS = "kbsub.eval.verdicts.official.judge:judge", "kbsub.eval.verdi
 
 
 def measure(file: Path, label: dict[str, Any], shared: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-    """One twin through upstream's evaluator (on a GPU only) and through the guards, each in a child of its own."""
+    """One twin through upstream's evaluator (on a GPU), the guards and the verdicts named, each in its own child."""
     source = file.read_text("utf-8")
     payload = {**shared, "candidate": file.name, "candidate_source": source, "stem": file.stem, "declaration": {}}
     on_gpu = shared["device"] != "cpu"
@@ -48,14 +52,20 @@ def measure(file: Path, label: dict[str, Any], shared: dict[str, Any], timeout_s
     said = (official.value or {}).get("official") or {}
     found = guards.value or {}
     passes = bool(said.get("correctness")) if on_gpu else None
-    caught = label["guard"] in {finding["guard"] for finding in found.get("findings", [])}
+    verdicts = {name: verdict(name, payload, said, timeout_s) for name in label.get("caught_by", ())}
+    if "guard" in label:
+        caught = label["guard"] in {finding["guard"] for finding in found.get("findings", [])}
+    else:
+        caught = all(each["answer"] == Answer.FAIL for each in verdicts.values())
+    named = label.get("official")  # None until it has been measured
     return {
         "sha256": hashlib.sha256(source.encode()).hexdigest(),
-        "guard": label["guard"],
-        "label": label["official"],
+        "guard": label.get("guard"),
+        "label": named,
         "passes_upstream": passes,
-        "label_holds": None if passes is None else passes == (label["official"] == "pass"),
+        "label_holds": None if passes is None or named is None else passes == (named == "pass"),
         "caught": caught,
+        **({"verdicts": verdicts} if verdicts else {}),
         "official": {
             "compiled": said.get("compiled"),
             "correctness": said.get("correctness"),
@@ -69,6 +79,18 @@ def measure(file: Path, label: dict[str, Any], shared: dict[str, Any], timeout_s
             "ended": ended(guards, None),
         },
     }
+
+
+def verdict(name: str, payload: dict[str, Any], official: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+    """What a kind of verdict, asked alone, says of a twin: the gate's answer and its words; and how its child ended."""
+    if name not in KINDS:
+        return {"answer": Answer.UNCERTIFIED.value, "words": f"this version of kbsub has no {name} stage"}
+    outcome = run_isolated(KINDS[name].judge, payload, timeout_s=timeout_s)
+    how = ended(outcome, None)
+    row = {"stages": {name: how}, "official": official, "precision": payload["precision"]}
+    row[KINDS[name].key] = outcome.value
+    (check,) = [each for each in answers(row, {}, [name]) if each.name == name]
+    return {"answer": check.answer.value, "words": check.words, "ended": how}
 
 
 def ended(outcome: Outcome, verdict: dict[str, Any] | None) -> dict[str, Any]:
@@ -102,7 +124,8 @@ def in_words(row: dict[str, Any]) -> str:
     label = " LABEL WRONG" if row["label_holds"] is False else ""
     caught = "caught" if row["caught"] else f"NOT CAUGHT {guards['ended']}"
     seconds = f"{official['ended']['seconds']} s + {guards['ended']['seconds']} s"
-    return f"upstream {upstream}{label}; {row['guard']}: {caught} ({seconds})"
+    by = row["guard"] or ", ".join(f"{name} says {each['answer']}" for name, each in row["verdicts"].items())
+    return f"upstream {upstream}{label}; {by}: {caught} ({seconds})"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -168,6 +191,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     passing = sum(row["passes_upstream"] is True for row in rows)
     print(
         f"{len(rows)} twins in {time.monotonic() - started:.0f} s: {passing} pass upstream's check; "
-        f"{caught} caught by the guard named for them; {held} labels hold. Written to {out}"
+        f"{caught} caught by what is named for them; {held} labels hold. Written to {out}"
     )
     return 0 if caught == held == len(rows) else 1

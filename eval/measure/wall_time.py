@@ -32,6 +32,7 @@ from kbsub.eval.process.isolated import run_isolated
 from kbsub.eval.results.manifest import digest
 from kbsub.eval.results.model import write_json_atomic
 from kbsub.eval.run.machine_facts import display_path, measured_on
+from kbsub.eval.tasks.cell import cell_of
 
 CANDIDATE = SUBMISSIONS / "level1_40" / "reference_order_pipelined.py"
 LIMIT_S = 240.0
@@ -149,7 +150,9 @@ def where_it_goes(candidate: Path, checkout: Path, device: str) -> dict[str, Any
         "kernelbench": str(checkout),
         "device": device,
     }
-    outcome = run_isolated("kbsub.eval.verdicts.official.judge:judge", payload, timeout_s=LIMIT_S, on_progress=note)
+    cell = cell_of([digest(candidate)], "level1_40", checkout)
+    target = "kbsub.eval.verdicts.official.judge:judge"
+    outcome = run_isolated(target, payload, timeout_s=LIMIT_S, on_progress=note, cell=cell)
     return {"status": outcome.status.value, "began_s": began, "ended_s": round(outcome.seconds, 3)}
 
 

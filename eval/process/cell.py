@@ -3,7 +3,8 @@
 Three levels. "namespaces": every mount read-only but a private /tmp, /dev/shm and the cell's own folders, no
 capability, no network, no process outside to be seen, no survivor. "landlock": no writing outside the cell's folders,
 no TCP, no signal to anybody outside, no survivor. "unconfined": no survivor, a clean environment, nothing else.
-`probe` tries them; launcher.py enters them. Must not know what runs in a cell, nor anything else of kbsub.
+`probe` tries them; launcher.py enters them, and says which one it entered before the command begins. Must not know
+what runs in a cell, nor anything else of kbsub.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import os
 import re
 import secrets
+import select
 import shutil
 import signal
 import site
@@ -24,23 +26,39 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import platformdirs
 
 LEVELS = ("namespaces", "landlock", "unconfined")  # from the best to none
-LEVEL_VARIABLE = "KBSUB_CELL"  # asks for a weaker level, in this process and what it starts; the record says so
+AUTO = "auto"  # the best that works; a level that is named is entered or nothing is run
+LEVEL_VARIABLE = "KBSUB_CELL"  # names a level, or auto, for this process and what it starts; the record says so
+REFUSE_VARIABLE = "KBSUB_CELL_REFUSE"  # for tests, by comma: what counts as refused here, as Cell.refuse
+WAY_OUT = {  # what a person can do about a level that is refused
+    "namespaces": "allow user namespaces: sysctl kernel.unprivileged_userns_clone=1 user.max_user_namespaces=9999 (on "
+    "Ubuntu kernel.apparmor_restrict_unprivileged_userns=0); in a container, a seccomp profile that lets unshare pass",
+    "landlock": "a kernel (5.13 or later) with Landlock among its security modules (lsm=landlock,...), not masked by "
+    "the container's seccomp profile",
+    "unconfined": "Linux, where a child can be started through the launcher",
+}
 LAUNCHER = Path(__file__).with_name("launcher.py")
+CELLS = "cells"  # below the user's cache: a folder a candidate
 _PROBE_TIMEOUT_S = 30.0
+_ENTER_TIMEOUT_S = 60.0
+_REPORT_LIMIT = 1 << 16
 _OLD_SCRATCH_S = 86400.0
 
-# Of the caller's environment a cell has these and no others: what compilers, CUDA and thread pools read.
+# Of the caller's environment a cell has these and no others: what compilers, CUDA, torch's allocator and thread pools
+# read. What changes how fast or how exactly a program computes must be here, or it computes otherwise than outside.
 KEPT_VARIABLES = frozenset(
     """PATH LANG LC_ALL LC_CTYPE TZ LD_LIBRARY_PATH LIBRARY_PATH CPATH C_INCLUDE_PATH CPLUS_INCLUDE_PATH CC CXX NVCC
     CUDA_HOME CUDA_PATH CUDA_ROOT CUDACXX CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER CUDA_LAUNCH_BLOCKING
     CUDA_MODULE_LOADING NVIDIA_VISIBLE_DEVICES NVIDIA_DRIVER_CAPABILITIES TORCH_CUDA_ARCH_LIST
     CUBLAS_WORKSPACE_CONFIG NCCL_NVLS_ENABLE TORCH_SYMM_MEM_DISABLE_MULTICAST NVSHMEM_DISABLE_NVLS MAX_JOBS
     OMP_NUM_THREADS OMP_PROC_BIND OMP_PLACES MKL_NUM_THREADS OPENBLAS_NUM_THREADS NUMEXPR_NUM_THREADS
+    CUDA_MODULE_DATA_LOADING CUDA_DEVICE_MAX_CONNECTIONS CUDA_CACHE_DISABLE CUDA_FORCE_PTX_JIT
+    NVIDIA_TF32_OVERRIDE TORCH_ALLOW_TF32_CUBLAS_OVERRIDE PYTORCH_ALLOC_CONF PYTORCH_CUDA_ALLOC_CONF
+    PYTORCH_NO_CUDA_MEMORY_CACHING OMP_WAIT_POLICY GOMP_CPU_AFFINITY KMP_AFFINITY KMP_BLOCKTIME MALLOC_ARENA_MAX
     PYTHONPATH PYTHONSAFEPATH PYTHONUTF8 PYTHONWARNINGS PYTHONDONTWRITEBYTECODE PYTHONNOUSERSITE
     KBSUB_MEMORY_LIMIT_BYTES""".split()
 )
@@ -63,15 +81,61 @@ CACHE_VARIABLES = {
 
 @dataclass(frozen=True)
 class Confinement:
-    """What a child on this machine is confined by: the best level that works, what it lacks, and why none is better."""
+    """What a child on this machine is confined by: the level, what it lacks, and why it is none that is better."""
 
     level: str
     lacks: tuple[str, ...]
     why: Mapping[str, str] = field(default_factory=dict)  # a better level -> what stopped it
 
     def record(self) -> dict[str, Any]:
-        """As it stands in a result: {"level", "lacks"}."""
-        return {"level": self.level, "lacks": list(self.lacks)}
+        """As it stands in a result: {"level", "lacks"}, and "why" in words where there is a better level."""
+        reasons = "; ".join(dict.fromkeys(f"{level}: {words}" for level, words in self.why.items()))
+        return {"level": self.level, "lacks": list(self.lacks), **({"why": reasons} if reasons else {})}
+
+    def __str__(self) -> str:
+        return in_words(self.record())
+
+
+def in_words(record: Mapping[str, Any] | None) -> str:
+    """The `confined` of a result in a few words: "namespaces", "unconfined: <why>"."""
+    if not record:
+        return "not recorded"
+    return ": ".join(str(record[key]) for key in ("level", "why") if record.get(key))
+
+
+class CellProcess(subprocess.Popen[bytes]):
+    """A child in a cell. `why`: of each better level, what stopped it. `refusal`: why it could not be entered."""
+
+    report: IO[bytes] | None = None  # the launcher's, which closes its end before the command begins
+    why: Mapping[str, str] = {}
+    refusal = ""
+    _entered: Confinement | None = None
+
+    def entered(self, timeout_s: float = _ENTER_TIMEOUT_S) -> Confinement | None:
+        """What the child is confined by, in the words of the launcher, said before the command began. None: it never
+        began, and `refusal` says why."""
+        if self.report is not None:
+            with self.report as report:
+                self.report = None
+                said = _read_report(report.fileno(), time.monotonic() + timeout_s)
+            self.refusal = str(said.get("refused", ""))
+            if "level" in said:
+                self._entered = Confinement(said["level"], tuple(said["lacks"]), self.why)
+        return self._entered
+
+
+def _read_report(descriptor: int, deadline: float) -> dict[str, Any]:
+    """One line of JSON of the launcher's; what is missing of it is a refusal."""
+    text = b""
+    while not text.endswith(b"\n") and len(text) < _REPORT_LIMIT:
+        if not select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            return {"refused": "it was not entered in time"}
+        chunk = os.read(descriptor, 4096)
+        if not chunk:
+            return {"refused": "the launcher ended before it was entered"}
+        text += chunk
+    said: dict[str, Any] = json.loads(text)
+    return said
 
 
 @dataclass(frozen=True)
@@ -81,8 +145,9 @@ class Cell:
     Nobody outside reads, writes or removes anything by a name within `folder/cache`: whatever lies there may be a
     link to somewhere else.
     readable: paths below /tmp, /run or /dev that must be seen inside (elsewhere everything is seen); the
-    interpreter's own are always. writable: more folders that may be written. level: no better than this one; by
-    default what `probe` found. variables: added to the environment. data_limit: bytes of private writable memory.
+    interpreter's own are always. writable: more folders that may be written. level: this one and no other; by
+    default $KBSUB_CELL, else what `probe` found. variables: added to the environment. data_limit: bytes of private
+    writable memory.
     refuse: for tests, what the launcher takes as refused here ("unshare", "proc", "mount_setattr", "landlock").
     """
 
@@ -99,6 +164,7 @@ class Cell:
         return self.folder.absolute() / "cache"
 
     def confinement(self) -> Confinement:
+        """What is to be expected; what a child is really confined by, `CellProcess.entered` says."""
         return probe(self.level)
 
     def popen(
@@ -110,13 +176,15 @@ class Cell:
         stdin: Any = subprocess.DEVNULL,
         stdout: Any = None,
         stderr: Any = None,
-    ) -> subprocess.Popen[bytes]:
+    ) -> CellProcess:
         """Start `command` (an absolute path first) inside, in a session of its own; `env` adds to the environment.
 
         The process ends as the command did, by its signal too, or with launcher.CANNOT_ENTER: it is never weaker
-        than `confinement` says. It dies with the thread that started it, and is ended with `end`.
+        than `confinement` says, nor than a level that was asked for. It dies with the thread that started it, and is
+        ended with `end`.
         """
-        level = self.confinement().level
+        found = self.confinement()
+        level = asked_for(self.level) or found.level
         self.cache.mkdir(parents=True, exist_ok=True, mode=0o700)
         scratch = self._scratch() if level != "namespaces" else None
         specification = {
@@ -128,18 +196,28 @@ class Cell:
             "scratch": [str(scratch)] if scratch else [],
             "folders": [str(self.cache / name) for name in CACHE_VARIABLES.values()],
             "cwd": os.getcwd(),
-            "refuse": list(self.refuse),
+            "refuse": [*self.refuse, *_refused()],
             "data_limit": self.data_limit,
         }
-        return subprocess.Popen(
-            [sys.executable, "-I", "-S", str(LAUNCHER), json.dumps(specification)],
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
-            env=self.environment(env or {}, scratch),
-            pass_fds=tuple(pass_fds),
-            start_new_session=True,
-        )
+        receive, send = os.pipe()
+        report = os.fdopen(receive, "rb", buffering=0)
+        try:
+            child = CellProcess(
+                [sys.executable, "-I", "-S", str(LAUNCHER), json.dumps({**specification, "report": send})],
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                env=self.environment(env or {}, scratch),
+                pass_fds=(*pass_fds, send),
+                start_new_session=True,
+            )
+        except BaseException:
+            report.close()
+            raise
+        finally:
+            os.close(send)
+        child.report, child.why = report, {name: found.why.get(name, "") for name in LEVELS[: LEVELS.index(level)]}
+        return child
 
     def end(self, child: subprocess.Popen[bytes], grace_s: float = 6.0) -> None:
         """End a process that `popen` started and everything it started; its exit code stays that of its own end."""
@@ -180,7 +258,7 @@ def candidate_folder(sha256: str) -> Path:
     """
     if re.fullmatch(r"[0-9a-f]{64}", sha256) is None:
         raise ValueError(f"{sha256!r} is no sha256: a candidate's cache is named by the 64 digits of its file's")
-    folder = Path(platformdirs.user_cache_dir("kbsub")) / "cells" / sha256
+    folder = Path(platformdirs.user_cache_dir("kbsub")) / CELLS / sha256
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError:
@@ -188,31 +266,52 @@ def candidate_folder(sha256: str) -> Path:
     return folder if os.access(folder, os.W_OK | os.X_OK) else Path(tempfile.mkdtemp(prefix="kbsub-cell-"))
 
 
+def asked_for(level: str | None = None) -> str | None:
+    """The level that a Cell's `level` and $KBSUB_CELL name, the weaker of two; None: the best that works.
+
+    ValueError for an unknown one.
+    """
+    names = [name for name in (level, os.environ.get(LEVEL_VARIABLE)) if name and name != AUTO]
+    for name in names:
+        if name not in LEVELS:
+            raise ValueError(f"there is no cell called {name!r}; there are: {', '.join((*LEVELS, AUTO))}")
+    return max(names, key=LEVELS.index, default=None)
+
+
 def probe(level: str | None = None) -> Confinement:
     """What works here, found out by entering it; `level` (or $KBSUB_CELL) asks for no better than that one.
 
-    A level that was asked for is a word in `why`. Kept for the life of this process. ValueError for an unknown level.
+    Kept for the life of this process. ValueError for an unknown level.
     """
-    asked = [name for name in (level, os.environ.get(LEVEL_VARIABLE)) if name]
-    for name in asked:
-        if name not in LEVELS:
-            raise ValueError(f"there is no cell called {name!r}; there are: {', '.join(LEVELS)}")
-    return _probe(max((LEVELS.index(name) for name in asked), default=0))
+    asked = asked_for(level)
+    return _probe(LEVELS.index(asked) if asked else 0, _refused())
+
+
+def _refused() -> tuple[str, ...]:
+    return tuple(filter(None, os.environ.get(REFUSE_VARIABLE, "").split(",")))
 
 
 @functools.lru_cache(maxsize=None)
-def _probe(best: int) -> Confinement:
+def _probe(best: int, refused: tuple[str, ...]) -> Confinement:
     why = dict.fromkeys(LEVELS[:best], "a weaker level was asked for")
     for name in LEVELS[best:]:
-        lacks, problem = _attempt(name)
+        lacks, problem = attempt(name, refused)
         if lacks is not None:
-            weaker = () if best == 0 else (f"not asked for more than {LEVELS[best]}",)
-            return Confinement(name, (*lacks, *weaker), why)
+            return Confinement(name, tuple(lacks), why)
         why[name] = problem
     return Confinement("unconfined", ("children cannot be started through the launcher",), why)
 
 
-def _attempt(level: str, refuse: Sequence[str] = ()) -> tuple[list[str] | None, str]:
+def each_level() -> dict[str, Confinement | str]:
+    """Every level with what it lacks here, or the reason why it cannot be entered."""
+    found: dict[str, Confinement | str] = {}
+    for name in LEVELS:
+        lacks, problem = attempt(name, _refused())
+        found[name] = problem if lacks is None else Confinement(name, tuple(lacks))
+    return found
+
+
+def attempt(level: str, refuse: Sequence[str] = ()) -> tuple[list[str] | None, str]:
     """Enter `level` with no command: (what it lacks, "") or (None, why it cannot be entered)."""
     with tempfile.TemporaryDirectory(prefix="kbsub-cell-probe-") as folder:
         specification = {
@@ -240,7 +339,8 @@ def _attempt(level: str, refuse: Sequence[str] = ()) -> tuple[list[str] | None, 
     if done.returncode == 0:
         return json.loads(done.stdout), ""
     words = done.stderr.decode("utf-8", "replace").strip().splitlines()
-    return None, (words[-1] if words else f"exit code {done.returncode}")[:300]
+    last = words[-1].removeprefix("the cell cannot be entered: ") if words else f"exit code {done.returncode}"
+    return None, last[:300]
 
 
 def _interpreter_paths() -> list[Path]:

@@ -24,15 +24,18 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any
 
 from kbsub.eval.process.printable import one_line, printable
 from kbsub.eval.process.result_frames import Frames, digest_of
 from kbsub.eval.process.tree import kill_everything, start_ticks
+
+if TYPE_CHECKING:
+    from kbsub.eval.process.cell import Cell, CellProcess
 
 # Bounds the child's heap in bytes; for the CPU path only, because CUDA reserves far more address space than it uses.
 MEMORY_LIMIT_VARIABLE = "KBSUB_MEMORY_LIMIT_BYTES"
@@ -70,27 +73,11 @@ class JudgeFailure(Exception):
         self.status, self.message, self.value = status, message, value
 
 
-class Cell(Protocol):
-    """Where a child is started confined: kbsub.eval.process.cell.Cell."""
-
-    def popen(
-        self,
-        command: Sequence[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        pass_fds: Sequence[int] = (),
-        stdin: Any = None,
-        stdout: Any = None,
-        stderr: Any = None,
-    ) -> subprocess.Popen[bytes]: ...
-
-    def end(self, child: subprocess.Popen[bytes]) -> None: ...
-
-
 @dataclass(frozen=True)
 class Outcome:
     """One finished run: `value` is the judge's dict, `log` the child's output (bounded), `seconds` its wall time.
 
+    `confined`: of a run in a cell, what the child was confined by before its code began: {"level", "lacks", "why"}.
     All text of a child comes out printable (kbsub.eval.process.printable), whatever a candidate wrote.
     """
 
@@ -99,6 +86,7 @@ class Outcome:
     message: str
     log: str
     seconds: float
+    confined: dict[str, Any] | None = None
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -154,17 +142,21 @@ def run_isolated(
     on_progress: Progress | None = None,
     env: Mapping[str, str] | None = None,
     cell: Cell | None = None,
+    on_entered: Callable[[dict[str, Any]], None] | None = None,
 ) -> Outcome:
     """Run `target` ("package.module:function") on `payload` in a fresh `python -m kbsub.eval.process.isolated` child.
 
     The function is called as `function(payload, progress)`; payload and result must be JSON-able, and
     `progress(event)` calls `on_progress(event)` here. `env` adds to the environment. When `timeout_s` seconds are
     over, the whole process group is killed. Nothing that happens in the child raises here. With a `cell` the child runs
-    confined, in an environment that has nothing of this process's but what the cell keeps, and `env`.
+    confined, in an environment that has nothing of this process's but what the cell keeps, and `env`; a cell that
+    cannot be entered is NOT_RUN. `on_entered` hears what Outcome.confined will say, when the child begins.
     """
     token = secrets.token_hex(16)
     started = time.monotonic()
     log, frames = _BoundedLog(), Frames(token, {status.value for status in Status}, on_progress)
+    confined: dict[str, Any] | None = None
+    inside: CellProcess | None = None
     receive, send = os.pipe()
     with tempfile.TemporaryFile() as order, selectors.DefaultSelector() as selector:
         # A file rather than a pipe: a child that dies before it reads can then not block the parent.
@@ -180,8 +172,9 @@ def run_isolated(
         command = [*interpreter, "-m", "kbsub.eval.process.isolated", str(send), watched]
         pipes: dict[str, Any] = {"stdin": order, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         try:
+            child: subprocess.Popen[bytes]
             if cell is not None:
-                child = cell.popen(command, env=variables, pass_fds=(send,), **pipes)
+                child = inside = cell.popen(command, env=variables, pass_fds=(send,), **pipes)
             else:
                 variables = {**os.environ, **variables, _RUN_VARIABLE: token}
                 child = subprocess.Popen(command, env=variables, pass_fds=(send,), start_new_session=True, **pipes)
@@ -194,6 +187,10 @@ def run_isolated(
             for descriptor, feed in ((receive, frames.feed), (output.fileno(), log.feed)):
                 os.set_blocking(descriptor, False)
                 selector.register(descriptor, selectors.EVENT_READ, feed)
+            if inside is not None and (entered := inside.entered(timeout_s)) is not None:
+                confined = entered.record()
+                if on_entered is not None:
+                    on_entered(confined)
             timed_out = _pump(child, selector, frames, started + timeout_s)
         finally:
             if cell is not None:
@@ -204,9 +201,12 @@ def run_isolated(
             os.close(receive)
     seconds = time.monotonic() - started
     words = printable(log.text())
+    if inside is not None and confined is None:
+        message = f"the cell cannot be entered, so nothing was run: {inside.refusal}; see kbsub doctor"
+        return Outcome(Status.NOT_RUN, None, printable(message), words, seconds)
     status, message = _verdict(child.returncode, frames, words, timed_out, timeout_s)
     value = frames.result["value"] if frames.result is not None and frames.broken is None else None
-    return Outcome(status, value, message, words, seconds)
+    return Outcome(status, value, message, words, seconds, confined)
 
 
 def _pump(child: subprocess.Popen[bytes], selector: selectors.BaseSelector, frames: Frames, deadline: float) -> bool:

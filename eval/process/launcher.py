@@ -36,6 +36,7 @@ CLONE_FLAGS = {
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_SECUREBITS = 1, 4, 24, 28
 PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 36, 38, 47
 SECUREBITS = 0xEF  # uid 0 gains nothing by exec or setuid, no ambient capabilities; all of it locked
+REPORT: list[int] = []  # the descriptor that tells the caller what was entered; no command ever holds it
 MAX_PROCESSES = 16384  # in namespaces, where the count is the cell's own
 
 Spec = dict[str, Any]
@@ -86,6 +87,7 @@ def in_namespaces(spec: Spec) -> NoReturn:
         os.close(receive)
         guarded(lambda: initialise(spec, receive_gone(send), send))
     os.close(send)
+    close_report()
     forward(signal.SIGUSR1, init)
     signal.signal(signal.SIGTERM, lambda *_: kill(init, signal.SIGKILL))
     data = os.read(receive, 4)
@@ -122,6 +124,7 @@ def initialise(spec: Spec, outer_gone: Callable[[], bool], status: int) -> NoRet
     if child == 0:
         os.close(status)
         guarded(lambda: run(spec, lacks))
+    close_report()
     forward(signal.SIGUSR1, child)
     code = reap_until(child)
     os.write(status, struct.pack("<i", code))
@@ -153,6 +156,7 @@ def under_supervision(spec: Spec, confine: Callable[[Spec], list[str]]) -> NoRet
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         guarded(lambda: run(spec, confine(spec)))
+    close_report()
     forward(signal.SIGUSR1, child)
     code = reap_until(child)
     kill_descendants()
@@ -189,7 +193,8 @@ def landlock(spec: Spec) -> list[str]:
     missing = {3: "truncating files", 4: "TCP", 5: "device ioctls", 6: "signals and abstract sockets"}
     return [
         *(f"{what} (Landlock ABI {version}, needs {least})" for least, what in missing.items() if version < least),
-        "priority and affinity of the user's other processes",
+        "priority, affinity and limits of the user's other processes",
+        "modes, owners and times of the user's files",
         "UDP and sockets that have a path",
         "a /tmp and a /dev/shm of its own (it has a private TMPDIR)",
     ]
@@ -243,6 +248,7 @@ def run(spec: Spec, lacks: list[str]) -> NoReturn:
     for folder in spec["folders"]:  # made in here: what somebody left in their place can mislead nobody outside
         with contextlib.suppress(OSError):
             os.makedirs(folder, mode=0o700, exist_ok=True)
+    report({"level": spec["level"], "lacks": lacks})
     os.execv(spec["command"][0], spec["command"])
 
 
@@ -259,6 +265,20 @@ def guarded(step: Callable[[], NoReturn]) -> NoReturn:
 def say(error: BaseException) -> None:
     with contextlib.suppress(OSError):
         os.write(2, f"the cell cannot be entered: {error}\n".encode("utf-8", "replace"))
+    report({"refused": str(error)[:300]})
+
+
+def report(words: dict[str, Any]) -> None:
+    """One line to the caller, from the process that is confined and has not yet become the command."""
+    if REPORT:
+        with contextlib.suppress(OSError):
+            os.write(REPORT[0], json.dumps(words).encode() + b"\n")
+        close_report()
+
+
+def close_report() -> None:
+    while REPORT:
+        os.close(REPORT.pop())
 
 
 def reap_until(child: int) -> int:
@@ -298,6 +318,7 @@ def die_with(parent: int, number: int) -> None:
 
 def main() -> NoReturn:
     spec: Spec = json.loads(sys.argv[1])
+    REPORT.extend([spec["report"]] if "report" in spec else [])
     die_with(spec["parent"], signal.SIGKILL)
     with contextlib.suppress(OSError):
         write_file("/proc/self/oom_score_adj", "1000")  # the first to be taken when memory runs out

@@ -1,4 +1,4 @@
-"""Where a worker's host executor finds its compiled runtime: in its own cell, copied from the user's."""
+"""The host executor's compiled runtime, brought into a cell."""
 
 from __future__ import annotations
 

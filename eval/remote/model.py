@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,10 +25,16 @@ from typing import Any
 import torch
 
 from kbsub.adapters.task import SEED, Task
-from kbsub.eval.process.cell import Cell
+from kbsub.eval.process.cell import Cell, CellProcess
 from kbsub.eval.process.frames import Channel, FrameError, check, printable
-from kbsub.eval.process.isolated import JudgeFailure, Status
-from kbsub.eval.remote.reading import FACTS_FORM, OutputReader, TensorFacts
+from kbsub.eval.process.isolated import Status
+from kbsub.eval.remote.failures import CandidateRaised as CandidateRaised
+from kbsub.eval.remote.failures import CandidateRefused as CandidateRefused
+from kbsub.eval.remote.failures import RemoteError as RemoteError
+from kbsub.eval.remote.failures import WorkerFailure as WorkerFailure
+from kbsub.eval.remote.failures import how_it_ended, raised
+from kbsub.eval.remote.probes import Poison
+from kbsub.eval.remote.reading import FACTS_FORM, OutputReader, TensorFacts, state_forms
 from kbsub.eval.remote.sending import Blocks
 
 _ERROR_FORM = {"error": {"kind": str, "type": str, "text": str}}
@@ -40,28 +45,6 @@ TOLD_FORM = {
 }
 # As run_isolated starts the official verdict's process: a candidate sees the same.
 WORKER_VARIABLES = {"PYTHONSAFEPATH": "1", "PYTHONIOENCODING": "utf-8:backslashreplace"}
-_STATE_ENTRIES = 100_000
-_END_S = 5.0
-
-
-class RemoteError(JudgeFailure):
-    """Something that went wrong on the candidate's side; `status` is the row's."""
-
-
-class WorkerFailure(RemoteError):
-    """The process hung, died or sent what is no reply. It has been ended."""
-
-
-class CandidateRaised(RemoteError):
-    """An exception of the candidate's, told by its process: `type_name` and `text` are printable and bounded."""
-
-    def __init__(self, status: Status, type_name: str, text: str) -> None:
-        super().__init__(status, f"{type_name}: {text}" if type_name else text)
-        self.type_name, self.text = type_name, text
-
-
-class CandidateRefused(CandidateRaised, ValueError):
-    """The candidate raised ValueError: it refuses this input."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +62,7 @@ class Worker:
     """One candidate in one confined process. Made by `start`; end it with `close` or a with statement."""
 
     def __init__(
-        self, child: subprocess.Popen[bytes], channel: Channel, cell: Cell, device: torch.device, timeout_s: float
+        self, child: CellProcess, channel: Channel, cell: Cell, device: torch.device, timeout_s: float
     ) -> None:
         self.child, self.channel, self.cell = child, channel, cell
         self.device, self.timeout_s = device, timeout_s
@@ -170,7 +153,27 @@ class Worker:
         self._instances += 1
         words = {"instance": self._instances, "seed": seed, "grad": grad}
         reply = self._ask("construct", {"state": Any}, timeout_s, words, list(init_inputs))
-        return RemoteModel(self, self._instances, self._forms(reply["state"]))
+        try:
+            forms = state_forms(reply["state"])
+        except ValueError as error:
+            raise self.nonsense("construct", error) from error
+        return RemoteModel(self, self._instances, forms)
+
+    def confined(self) -> dict[str, Any]:
+        """What the process was confined by before it began, as it stands in a record."""
+        entered = self.child.entered()
+        assert entered is not None  # or `start` had failed
+        return entered.record()
+
+    def peak_bytes(self, timeout_s: float | None = None) -> int:
+        """By its own word, how much the process took at most beyond what it had before the candidate was loaded: on a
+        GPU of torch's allocator, on a CPU of resident memory."""
+        return max(0, int(self._ask("peak", {"answer": int}, timeout_s, {})["answer"]))
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of the judge's memory that the worker sees."""
+        return self._blocks.nbytes
 
     def close(self) -> None:
         """End the process and everything in the cell, and free what was shared."""
@@ -189,6 +192,10 @@ class Worker:
 
     def _await_ready(self, timeout_s: float) -> None:
         try:
+            if self.child.entered(timeout_s) is None:
+                self._kill()
+                words = f"the cell cannot be entered, so nothing was run: {self.child.refusal}; see kbsub doctor"
+                raise WorkerFailure(Status.NOT_RUN, printable(words))
             self.channel.receive({"ready": bool}, timeout_s)
         except FrameError as error:
             self._kill()
@@ -218,7 +225,7 @@ class Worker:
         limit = self.timeout_s if timeout_s is None else timeout_s
         request: dict[str, Any] = {"op": op, **words}
         if value is not None:
-            told, descriptors = self._blocks.put(block, value, again=op == "replay")
+            told, descriptors = self._blocks.put(block, value, again=op in ("replay", "read"))
             request |= told
         try:
             self.channel.send(request, limit, descriptors)
@@ -234,7 +241,7 @@ class Worker:
         except ValueError as error:
             raise self.nonsense(op, error) from error
         if reply.get("error") is not None:
-            raise self._raised(reply["error"], op)
+            raise raised(reply["error"], op)
         return reply
 
     def _told(self, reply: dict[str, Any], op: str) -> tuple[Any, tuple[TensorFacts, ...]]:
@@ -242,29 +249,6 @@ class Worker:
             return self._reader.read(reply)
         except ValueError as error:
             raise self.nonsense(op, error) from error
-
-    def _forms(self, told: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
-        try:
-            if not isinstance(told, dict) or len(told) > _STATE_ENTRIES:
-                raise ValueError("the forms of a state dict are no object")
-            for form in told.values():
-                check(form, [(str, list)])
-                check(form[1:], [[int]])
-                if len(form) != 2 or not isinstance(form[0], str):
-                    raise ValueError("the form of a state's tensor is not dtype and shape")
-        except ValueError as error:
-            raise self.nonsense("construct", error) from error
-        return {key: (form[0], tuple(form[1])) for key, form in told.items()}
-
-    def _raised(self, error: Mapping[str, str], op: str) -> CandidateRaised:
-        name, text, kind = printable(error["type"], 80), printable(error["text"]), error["kind"]
-        if kind == "value":
-            return CandidateRefused(Status.RUNTIME_ERROR, name, text)
-        if kind == "load" and op == "start":
-            return CandidateRaised(Status.COMPILE_ERROR, "", text)
-        if kind == "exit":
-            return CandidateRaised(Status.CRASHED, name, f"the candidate called sys.exit({text})")
-        return CandidateRaised(Status.OUT_OF_MEMORY if kind == "memory" else Status.RUNTIME_ERROR, name, text)
 
     def nonsense(self, op: str, why: object) -> WorkerFailure:
         """End the worker for a reply that does not hold; the failure to raise."""
@@ -277,23 +261,10 @@ class Worker:
                 self.child.send_signal(signal.SIGUSR1)  # its faulthandler writes down where it hangs
             time.sleep(0.3)
         elif "malformed" not in message:
-            status, message = self._how_it_ended(message)
+            status, message = how_it_ended(self.child, message)
         self._kill()
         self._failure = WorkerFailure(status, f"{op}: {printable(message)}")
         return self._failure
-
-    def _how_it_ended(self, message: str) -> tuple[Status, str]:
-        try:
-            code = self.child.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            return Status.CRASHED, message
-        if code == -signal.SIGKILL:
-            return Status.OUT_OF_MEMORY, "killed by SIGKILL: the system's out-of-memory killer, most likely"
-        if code < 0:
-            with contextlib.suppress(ValueError):
-                return Status.CRASHED, f"died of {signal.Signals(-code).name}"
-            return Status.CRASHED, f"died of signal {-code}"
-        return Status.CRASHED, f"the process ended with exit code {code}, before it had answered"
 
     def _kill(self) -> None:
         self.cell.end(self.child)
@@ -315,16 +286,29 @@ class RemoteModel:
         *,
         method: str | None = None,
         grad: bool = False,
-        poison: bool = False,
+        poison: Poison | None = None,
+        same: bool = False,
+        touch: bool = False,
+        keep: int | None = None,
         timeout_s: float | None = None,
     ) -> Reply:
         """The instance, or its `method`, on `inputs` (tensors on the worker's device; lists, tuples, numbers, None).
 
         The tensors are copied to memory that the worker sees, with their strides and their alignment, and compared
-        with it afterwards. poison: NaN is left in freed memory of their size before. Raises RemoteError.
+        with it afterwards: inputs of the same forms and alignment come at the same addresses. same: then as the same
+        tensor objects, too, as those of the last call that said so. touch: whose version counters move. keep: a number
+        under which `read` finds what was returned. Raises RemoteError.
         """
-        words = {"method": method, "grad": grad, "poison": poison}
+        told = None if poison is None else poison.record()
+        words = {"method": method, "grad": grad, "poison": told, "same": same, "touch": touch, "keep": keep}
         return self._answer("call", words, list(inputs), "call", timeout_s)
+
+    def read(self, keep: int, inputs: Sequence[Any], timeout_s: float | None = None) -> Reply:
+        """What the call that said `keep` returned, as it is now, after `inputs` were put where the last call's lie.
+
+        They have the forms of those. `seconds` and `mutated` mean nothing here.
+        """
+        return self._answer("read", {"keep": keep}, list(inputs), "call", timeout_s)
 
     def capture(
         self, inputs: Sequence[Any], *, methods: Sequence[str | None] = (None,), timeout_s: float | None = None
@@ -346,7 +330,14 @@ class RemoteModel:
 
     def on_side_stream(self, inputs: Sequence[Any], timeout_s: float | None = None) -> Reply:
         """Call on a stream of its own (CUDA), behind slow work that fills copies of `inputs`."""
-        return self._answer("on_side_stream", {}, list(inputs), "call", timeout_s)
+        return self._answer("on_stream", {"side": True, "poison": None}, list(inputs), "call", timeout_s)
+
+    def on_current_stream(
+        self, inputs: Sequence[Any], poison: Poison | None = None, timeout_s: float | None = None
+    ) -> Reply:
+        """Likewise on the current stream: a list of the output as it was read there at once, and as it was at last."""
+        told = None if poison is None else poison.record()
+        return self._answer("on_stream", {"side": False, "poison": told}, list(inputs), "call", timeout_s)
 
     def load_state(
         self, state: Mapping[str, torch.Tensor], *, bind: bool = False, timeout_s: float | None = None
@@ -355,6 +346,10 @@ class RemoteModel:
         strides and alignment that `state` has."""
         block = f"state {self.number}" if bind else "call"
         self._ask("load_state", {}, timeout_s, dict(state), block=block, bind=bind)
+
+    def bound_state_changed(self) -> bool:
+        """Whether the memory of the state that was bound last differs from what was put there."""
+        return bool(self.worker._blocks.changed(f"state {self.number}"))
 
     def state(self, timeout_s: float | None = None) -> dict[str, torch.Tensor]:
         """Copies of the tensors of its state dict. Raises RemoteError, also when it is no dict of tensors."""

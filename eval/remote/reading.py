@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
-from kbsub.eval.process.frames import close_all, printable
+from kbsub.eval.process.frames import check, close_all, printable
 from kbsub.eval.remote.memory import HANDLE_BYTES, Mapped, SharedMemoryError, check_host, copy_host
 from kbsub.eval.remote.values import MAX_TENSORS, SLOT_FORM, Slot, ValueProblem, unpack
 
 # How much of a worker's memory stays mapped from one reply to the next: freed there, it stays taken until let go here.
+STATE_ENTRIES = 100_000
 KEPT_BYTES, KEPT_MAPPINGS = 4 << 30, 16
 
 FACTS_FORM = {
@@ -162,3 +163,15 @@ def _facts(told: Mapping[str, Any], tensor: torch.Tensor) -> TensorFacts:
         facts["aliases_input"],
         told["copied"],
     )
+
+
+def state_forms(told: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Dtype and shape of each tensor of a state dict, as a worker tells them. ValueError for what is no such thing."""
+    if not isinstance(told, dict) or len(told) > STATE_ENTRIES:
+        raise ValueError("the forms of a state dict are no object")
+    for form in told.values():
+        check(form, [(str, list)])
+        check(form[1:], [[int]])
+        if len(form) != 2 or not isinstance(form[0], str):
+            raise ValueError("the form of a state's tensor is not dtype and shape")
+    return {key: (form[0], tuple(form[1])) for key, form in told.items()}

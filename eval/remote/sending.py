@@ -88,6 +88,11 @@ class Blocks:
         descriptors = [block.descriptor] if isinstance(block, HostBlock) else []
         return {"id": self._of[name], "nbytes": block.nbytes, "handle": handle}, descriptors
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all blocks."""
+        return sum(block.nbytes for block in self._made)
+
     def close(self) -> None:
         self._sent.clear()
         for block in self._made:

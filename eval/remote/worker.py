@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import faulthandler
 import os
+import resource
 import signal
 import socket
 import sys
@@ -31,6 +32,7 @@ from kbsub.eval.remote.likeness import dress
 from kbsub.eval.remote.memory import (
     DeviceBlock,
     HostBlock,
+    HostView,
     Mapped,
     SharedMemoryError,
     allocation_of,
@@ -38,12 +40,12 @@ from kbsub.eval.remote.memory import (
     number_of,
 )
 from kbsub.eval.remote.memory import map_host as _map_host
+from kbsub.eval.remote.probes import behind_slow_work, spoil_freed, spoiled_allocations
 from kbsub.eval.remote.values import Slot, lay, pack, unpack
 
 REQUEST_LIMIT = 64 << 20  # bytes: the source of a candidate is one of the words
 FOREVER_S = 1e6  # the other side counts the time
 PLAIN = ("start", "construct", "drop", "load_state", "capture", "repeat", *BATCH_REPLIES)
-SLEEP_CYCLES = 20_000_000  # about 10 ms at 1.9 GHz: longer than any launch overhead
 
 # Taken before a candidate can put something else in their place. It can still lie; it cannot by accident.
 _data_ptr, _detach = torch.Tensor.data_ptr, torch.Tensor.detach
@@ -62,6 +64,9 @@ class Session(Batches):
         self.instances: dict[int, Any] = {}
         self.blocks: dict[int, Any] = {}  # the other side's memory
         self.captured: dict[int, Callable[[], Any]] = {}
+        self.kept: dict[tuple[int, int], Any] = {}  # outputs that the other side asks for again
+        self.given: tuple[Any, list[torch.Tensor]] = (None, [])  # a call's arguments, and where they lie
+        self.base = 0
         self.held: Any = None  # the last answer: the other side reads it until it asks again
         self.out: Any = None  # our own memory for what cannot be shared as it is
         self.out_number = 0
@@ -74,12 +79,11 @@ class Session(Batches):
             torch.cuda.init()  # type: ignore[no-untyped-call]
             torch.cuda.set_device(self.device)
             torch.zeros(1, device=self.device)
-        build_dir = request["build_dir"]
-        if request["like"] is not None:
-            build_dir = dress(request["like"], request["source"])
+        build_dir = dress(request["like"], request["source"]) if request["like"] else request["build_dir"]
         told = request["task"]
         paths = {key: Path(told[key]) for key in ("folder", "reference_path", "path") if told.get(key)}
         task = Task(**{**told, **paths})
+        self.base = self._peak()
         modules = task.modules()
         model = load_candidate(request["source"], task, build_dir=build_dir, modules=modules)
         if request["hosted"]:
@@ -113,6 +117,7 @@ class Session(Batches):
     def drop(self, request: dict[str, Any], _: Any) -> dict[str, Any]:
         self.instances.pop(request["instance"], None)
         self.captured.pop(request["instance"], None)
+        self.kept = {key: value for key, value in self.kept.items() if key[0] != request["instance"]}
         return {}
 
     def load_state(self, request: dict[str, Any], state: Any) -> dict[str, Any]:
@@ -121,7 +126,8 @@ class Session(Batches):
             if not request["bind"]:
                 model.load_state_dict(state)
                 return {}
-            own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+            every = (model.named_parameters, model.named_buffers)
+            own = {key: value for named in every for key, value in named(remove_duplicate=False)}
             for key, value in state.items():
                 own[key].data = value
         return {}
@@ -145,11 +151,16 @@ class Session(Batches):
 
     def call(self, request: dict[str, Any], inputs: Any) -> Any:
         model = self.instances[request["instance"]]
-        if request["poison"]:
-            self._poison(inputs)
+        poison = request["poison"]
+        if poison is not None:
+            spoil_freed(poison, inputs, self.device)
+        everywhere = spoiled_allocations() if poison is not None and poison["everywhere"] else contextlib.nullcontext()
         method = model if request["method"] is None else getattr(model, request["method"])
-        with torch.set_grad_enabled(request["grad"]):
-            return method(*inputs)
+        with torch.set_grad_enabled(request["grad"]), everywhere:
+            result = method(*inputs)
+        if request["keep"] is not None:
+            self.kept[request["instance"], request["keep"]] = result
+        return result
 
     def repeat(self, request: dict[str, Any], inputs: Any) -> dict[str, Any]:
         """Call the instance `calls` times on the same inputs; what it returns is let go."""
@@ -161,30 +172,24 @@ class Session(Batches):
                     torch.cuda.synchronize(self.device)
         return {}
 
-    def on_side_stream(self, request: dict[str, Any], inputs: Any) -> Any:
-        """Call on another stream, behind slow work that fills the inputs: a kernel launched elsewhere reads NaN."""
-        model = self.instances[request["instance"]]
-        fills = [isinstance(each, torch.Tensor) and each.is_floating_point() for each in inputs]
-        staged = [
-            torch.full_like(each, float("nan")) if fill else each for each, fill in zip(inputs, fills, strict=True)
-        ]
-        stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        torch.cuda.synchronize()
-        with torch.no_grad(), torch.cuda.stream(stream):
-            torch.cuda._sleep(SLEEP_CYCLES)  # type: ignore[no-untyped-call]
-            for to, value, fill in zip(staged, inputs, fills, strict=True):
-                if fill:
-                    to.copy_(value)
-            result = model(*staged)
-            result = result.clone() if isinstance(result, torch.Tensor) else result
-        stream.synchronize()
-        return result
+    def on_stream(self, request: dict[str, Any], inputs: Any) -> Any:
+        """The answer behind slow work on a stream: on a side stream, as seen there; on the current one, as seen at
+        once and as it is when all is done."""
+        if request["poison"] is not None:
+            spoil_freed(request["poison"], inputs, self.device)
+        found = behind_slow_work(self.instances[request["instance"]], inputs, side=request["side"])
+        return found[0] if request["side"] else list(found)
 
-    def _poison(self, inputs: Any) -> None:
-        """NaN in a freed block of the size of each input: an output that is not written shows."""
-        for each in inputs:
-            if isinstance(each, torch.Tensor) and each.is_floating_point() and each.numel():
-                torch.full_like(each, float("nan"))
+    def read(self, request: dict[str, Any], _: Any) -> Any:
+        return self.kept[request["instance"], request["keep"]]
+
+    def peak(self, request: dict[str, Any], _: Any) -> int:
+        return self._peak() - self.base
+
+    def _peak(self) -> int:
+        if self.device.type == "cuda":
+            return int(torch.cuda.max_memory_allocated(self.device))
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
     def capture(self, request: dict[str, Any], inputs: Any) -> dict[str, Any]:
         """Warm up and, on CUDA, capture a graph; `replay` then works on whatever lies in the same inputs."""
@@ -214,11 +219,19 @@ class Session(Batches):
         if told["handle"] is not None:
             self.blocks[told["id"]] = Mapped(bytes.fromhex(told["handle"]), self.device, told["nbytes"])
         else:
-            self.blocks[told["id"]] = _HostView(_map_host(descriptors[0], told["nbytes"]))
+            self.blocks[told["id"]] = HostView(_map_host(descriptors[0], told["nbytes"]))
 
     def tensors_of(self, request: dict[str, Any]) -> list[torch.Tensor]:
+        """The arguments of a request; with `same`, the very tensors of the last such call, if they lay there."""
         slots = [Slot.checked(told, 1 << 62) for told in request["slots"]]
-        return [slot.view(self.blocks[request["block"]].bytes) for slot in slots]
+        if not request.get("same"):
+            return [slot.view(self.blocks[request["block"]].bytes) for slot in slots]
+        place = (request["block"], slots)
+        if self.given[0] != place:
+            self.given = (place, [slot.view(self.blocks[request["block"]].bytes) for slot in slots])
+        for tensor in self.given[1] if request["touch"] else ():
+            torch.autograd.graph.increment_version(tensor)
+        return list(self.given[1])
 
     def tell(self, value: Any) -> tuple[dict[str, Any], list[int]]:
         """The reply for a value: its tree, and where each of its tensors lies for the other side to read."""
@@ -314,11 +327,6 @@ class Session(Batches):
         return True
 
 
-class _HostView:
-    def __init__(self, whole: torch.Tensor) -> None:
-        self.bytes, self.address = whole, whole.data_ptr()
-
-
 def _address(tensor: Any) -> int:
     try:
         return int(_data_ptr(tensor))
@@ -357,7 +365,7 @@ def serve(session: Session, channel: Channel) -> None:
             found = getattr(session, request["op"])(request, arguments)
             if request["op"] in PLAIN:
                 reply = {"error": None, **found}
-            elif request["op"] in ("set_attribute", "has"):
+            elif request["op"] in ("set_attribute", "has", "peak"):
                 reply = {"error": None, "answer": found}
             else:
                 reply, rights = session.tell(found)

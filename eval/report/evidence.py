@@ -1,4 +1,4 @@
-"""The table of what else was measured on a GPU: twins, compute-sanitizer, the sweep, wall time, the batch on two GPUs.
+"""The table of what else was measured on a GPU: twins, compute-sanitizer, the sweep, wall time, the cell, two GPUs.
 
 Each record is a JSON file of its own beside the results (made by `kbsub measure`, or by hand where something could
 not be measured: `measured` null and `why`). Knows their keys; a record that is not there has no row.
@@ -59,7 +59,7 @@ def twins(record: Record, root: Path) -> Cells:
     rows = list(found.values())
     held, caught = (sum(row[key] is True for row in rows) for key in ("label_holds", "caught"))
     passing = sum(row["passes_upstream"] is True for row in rows)
-    outcome = f"{caught} of {len(rows)} caught by the guard named for it; {passing} of them pass upstream's check"
+    outcome = f"{caught} of {len(rows)} caught by what is named for it; {passing} of them pass upstream's check"
     outcome += f"; {held} of {len(rows)} labels (passes upstream or not) hold"
     stale = changed({f"tests/twins/{name}.py": row["sha256"] for name, row in found.items()}, root)
     return "Are deliberately bad candidates caught?", outcome, stale, "kbsub measure twins"
@@ -113,6 +113,20 @@ def wall_time(record: Record, root: Path) -> Cells:
     return question, outcome, stale, "kbsub measure wall_time"
 
 
+def cell(record: Record, root: Path) -> Cells:
+    rows: Mapping[str, Any] = record["programs"]
+    words = []
+    for name, row in rows.items():
+        said = f"`{name}` "
+        if row["correct"] and "ratio" in row:
+            median, interval = row["median_ms"], f"{row['low']:.3f} to {row['high']:.3f}, {row['rounds']} rounds"
+            said += f"{median['inside']:g} ms inside, {median['outside']:g} outside: {row['ratio']:.3f} ({interval})"
+        words.append(said if row["correct"] else f"{said}**not correct 5/5**")
+    outcome = f"{record['cell']}: {listed(words)}"
+    stale = changed({f"tests/cell_programs/{name}.py": row["sha256"] for name, row in rows.items()}, root)
+    return "Does a cell change an official verdict or its time?", outcome, stale, "kbsub measure cell"
+
+
 def batch(record: Record, root: Path) -> Cells:
     measured = record["measured"]
     if measured is None:
@@ -126,5 +140,6 @@ ROWS: Mapping[str, Callable[[Record, Path], Cells]] = {
     "sanitizer": sanitizer,
     "sweep": sweep,
     "wall_time": wall_time,
+    "cell": cell,
     "batch": batch,
 }

@@ -89,7 +89,7 @@ class StageEnd(Record):
     message: str | None = None
     seconds: float = 0.0
     log: str | None = None
-    confined: dict[str, Any] | None = None  # {"level", "lacks"} of the cell; None where no candidate ran in the process
+    confined: dict[str, Any] | None = None  # {"level", "lacks", "why"} of the candidate's process, where one began
 
 
 VERDICT_RECORDS: dict[str, type[Record]] = {}  # key of a row -> its record; the register of verdicts fills it

@@ -7,7 +7,7 @@ samples of one run are paired. Must not know how anything was measured, and impo
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from pydantic import Field
 
@@ -157,6 +157,7 @@ class BenchRun(Record):
     scenes: dict[str, SceneRecord]
     skipped: dict[str, str] = Field(default_factory=dict)
     notes: list[str] = Field(default_factory=list)
+    confined: dict[str, Any] | None = None  # {"level", "lacks", "why"} of the child's cell; absent in older files
 
 
 class BenchRuns(Record):

@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from kbsub.eval.process.isolated import Outcome, Status, run_isolated
 from kbsub.eval.results.model import write_json_atomic
 from kbsub.eval.run.machine_facts import gpu_index, gpu_uuid
 from kbsub.eval.run.stage_values import stage_problem
+from kbsub.eval.tasks.cell import cell_of
 from kbsub.eval.verdicts.register import KINDS, OFFICIAL
 
 SCHEMA = 1
@@ -29,6 +30,12 @@ NAME = re.compile(r"level_(\d+)_problem_(\d+)_sample_(\d+)_kernel\.py")
 ROWS_FOLDER = "kbsub_rows"
 SUMMARY = "eval_results.json"
 TARGET = "kbsub.eval.verdicts.official.judge:judge"
+_FORM: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("key", "status", "message"), str),
+    **dict.fromkeys(("level", "problem_id", "sample_id"), int),
+    "protocol": dict,
+    "seconds": (int, float),
+}
 
 
 class BatchError(Exception):
@@ -58,6 +65,7 @@ class Settings:
     """How each row is judged: the protocol. Two rows of other settings are never taken for each other.
 
     `kernelbench` is a folder on the machine that judges; where it is not there, that machine's own checkout is used.
+    `cell`: a level of kbsub.eval.process.cell, which every machine must have; None: the best that each has.
     """
 
     precision: str = "fp32"
@@ -65,9 +73,10 @@ class Settings:
     timeout_s: float = 300.0
     kernelbench: str | None = None
     target: str = TARGET
+    cell: str | None = None
 
     def protocol(self) -> dict[str, Any]:
-        """What decides the verdict, for the row's key: not the timeout, nor where the checkout lies."""
+        """What decides the verdict, for the row's key: not the timeout, nor where the checkout lies, nor the cell."""
         return {"target": self.target, "precision": self.precision, "device": self.device.split(":")[0], "pin": PIN}
 
 
@@ -158,11 +167,22 @@ def read_row(path: Path) -> dict[str, Any] | None:
         row = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError):
         return None
-    return row if isinstance(row, dict) and row.get("schema") == SCHEMA else None
+    return row if isinstance(row, dict) and row.get("schema") == SCHEMA and _is_whole(row) else None
+
+
+def _is_whole(row: dict[str, Any]) -> bool:
+    """Whether all that is read of a finished row has its form: whoever wrote the file, it must not end the batch."""
+    said = {name: row[name] for name in ("official", "cpu_check") if row.get(name) is not None}
+    return (
+        all(isinstance(row.get(name), kind) for name, kind in _FORM.items())
+        and row["status"] in {status.value for status in Status}
+        and isinstance(row["protocol"].get("device"), str)
+        and stage_problem({}, KINDS[OFFICIAL], said) is None
+    )
 
 
 def judge(job: Job, isolate: Callable[..., Outcome] = run_isolated) -> dict[str, Any]:
-    """The row of one job, judged in a child process on this machine. Whatever the candidate does, a row comes back."""
+    """The row of one job, judged here in its own cell. Whatever the candidate does, a row comes back."""
     if job.problem is not None:
         return row_of(job, Outcome(Status.COMPILE_ERROR, None, job.problem, "", 0.0))
     payload = _payload(job)
@@ -170,7 +190,8 @@ def judge(job: Job, isolate: Callable[..., Outcome] = run_isolated) -> dict[str,
     if problem:
         outcome = Outcome(Status.NOT_RUN, None, problem, "", 0.0)
     else:
-        outcome = isolate(job.settings.target, payload, timeout_s=job.settings.timeout_s)
+        cell = replace(cell_of([sha256_of(job)], job.task, payload["kernelbench"]), level=job.settings.cell)
+        outcome = isolate(job.settings.target, payload, timeout_s=job.settings.timeout_s, cell=cell)
     # Asked here, in the process whose environment the judge had: a worker of a cluster sees one GPU of several.
     return {**row_of(job, outcome), "gpu_uuid": gpu_uuid(gpu_index(job.settings.device))}
 
@@ -216,7 +237,7 @@ def row_of(job: Job, outcome: Outcome) -> dict[str, Any]:
     value = dict(outcome.value or {})
     if problem := stage_problem({}, KINDS[OFFICIAL], value):
         value, words = {}, f"the official judge returned a malformed value: {problem}"
-        outcome = Outcome(Status.RUNTIME_ERROR, None, words, outcome.log, outcome.seconds)
+        outcome = replace(outcome, status=Status.RUNTIME_ERROR, value=None, message=words)
     verdict = value.get("verdict") or {}
     status = outcome.status.value if outcome.status is not Status.OK else str(verdict.get("status", Status.OK.value))
     return {
@@ -226,14 +247,19 @@ def row_of(job: Job, outcome: Outcome) -> dict[str, Any]:
         "level": job.level,
         "problem_id": job.problem_id,
         "sample_id": job.sample_id,
-        "sha256": hashlib.sha256(job.source.encode()).hexdigest(),
+        "sha256": sha256_of(job),
         "status": status,
         "message": outcome.message or verdict.get("reason") or "",
         "official": value.get("official"),
         "cpu_check": value.get("cpu_check"),
         "environment": value.get("environment"),
         "seconds": round(outcome.seconds, 3),
+        "confined": outcome.confined,  # null where no line of the candidate ran
     }
+
+
+def sha256_of(job: Job) -> str:
+    return hashlib.sha256(job.source.encode()).hexdigest()
 
 
 def run_here(jobs: Sequence[Job]) -> Iterator[tuple[Job, dict[str, Any]]]:

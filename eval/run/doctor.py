@@ -6,6 +6,7 @@ Must not judge a candidate and must not change anything; only the commands it pr
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import shutil
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from kbsub.adapters.checkout import CheckoutError, find_checkout
+from kbsub.eval.process.cell import CELLS, WAY_OUT, Confinement, each_level
 from kbsub.eval.process.isolated import Status, run_isolated
 
 PROBE_TIMEOUT_S = 120.0
@@ -58,6 +60,7 @@ ABILITIES = (
     Ability("compile gate for every architecture", ("CuPy", "NVRTC")),
     Ability("plots", ("matplotlib",)),
     Ability("batches on several GPUs or machines", ("dask.distributed",)),
+    Ability("a cell for other people's files (SECURITY.md)", ("cell namespaces",)),
 )
 
 
@@ -70,6 +73,7 @@ def examine(kernelbench: Path | None = None) -> list[Finding]:
         probe_compiler(),
         probe_module("matplotlib", "matplotlib", "pip install 'kb-submissions[plots]'"),
         probe_module("dask.distributed", "distributed", "pip install 'kb-submissions[cluster]'"),
+        *cell_findings(each_level()),
         probe_cache(),
     ]
 
@@ -220,14 +224,42 @@ def probe_module(name: str, module: str, mend: str) -> Finding:
     return Finding(name, there, "installed" if there else "not installed", "" if there else mend)
 
 
+def cell_findings(found: Mapping[str, Confinement | str]) -> list[Finding]:
+    """One finding a level of confinement: what it lacks, or the reason why this machine refuses it."""
+    findings = []
+    for level, what in found.items():
+        if isinstance(what, str):
+            findings.append(Finding(f"cell {level}", False, what, WAY_OUT[level]))
+        else:
+            lacks = f"; does not protect: {', '.join(what.lacks)}" if what.lacks else ""
+            findings.append(Finding(f"cell {level}", True, f"can be entered{lacks}"))
+    return findings
+
+
 def probe_cache() -> Finding:
-    """Whether the user cache folder (cubins, the checkout) can be written."""
+    """Whether the user cache can be written, and what lies there: candidates' own caches (cells), builds, checkouts."""
     import platformdirs
 
     folder = platformdirs.user_cache_path("kbsub")
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
     good = os.access(nearest, os.W_OK)
-    return Finding("user cache", good, str(folder), "" if good else f"make {nearest} writable or set XDG_CACHE_HOME")
+    parts = []
+    for part in sorted(folder.iterdir()) if folder.is_dir() and os.access(folder, os.R_OK | os.X_OK) else []:
+        size, many = folder_size(part)
+        parts.append(f"{part.name} {size / 1e6:.1f} MB" + (f" of {many} candidates" if part.name == CELLS else ""))
+    found = f"{folder}: {', '.join(parts) or 'empty'}"
+    return Finding("user cache", good, found, "" if good else f"make {nearest} writable or set XDG_CACHE_HOME")
+
+
+def folder_size(folder: Path) -> tuple[int, int]:
+    """(bytes of all files below it, its entries). Follows no link; what cannot be read counts nothing."""
+    size, entries = 0, 0
+    for place, folders, files in os.walk(folder):
+        entries = entries or len(folders) + len(files)
+        for name in files:
+            with contextlib.suppress(OSError):
+                size += os.lstat(os.path.join(place, name)).st_size
+    return size, entries
 
 
 def python_line() -> str:

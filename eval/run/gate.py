@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from kbsub.eval.process.cell import in_words
 from kbsub.eval.process.isolated import Status
 from kbsub.eval.verdicts.kind import Answer, Asked, VerdictKind
 from kbsub.eval.verdicts.register import KINDS, OFFICIAL
@@ -66,6 +67,12 @@ def answers(
             words = f"the declaration speaks of the library's CUDA kernels, the CPU's gave: {words}"
         found.append(Check(name, answer, words, float(stage.get("seconds", 0.0))))
     return found
+
+
+def confinements(fields: Fields) -> set[str]:
+    """What the processes that ran this candidate were confined by, in words, as its stages say it."""
+    stages = (fields.get("stages") or {}).values()
+    return {in_words(end.get("confined")) for end in stages if end.get("confined") or end["status"] == Status.OK.value}
 
 
 def exit_code(checks: Sequence[Check]) -> int:

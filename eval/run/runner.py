@@ -19,7 +19,6 @@ from kbsub.adapters import environment
 from kbsub.adapters.candidate import cuda_source_of
 from kbsub.adapters.source import SourceError, read_limited
 from kbsub.adapters.task import Task
-from kbsub.eval.process.cell import Cell, candidate_folder
 from kbsub.eval.process.isolated import MEMORY_LIMIT_VARIABLE, Outcome, Status, run_isolated
 from kbsub.eval.process.printable import shown_name
 from kbsub.eval.results.model import (
@@ -39,6 +38,7 @@ from kbsub.eval.run.machine_facts import display_path, memory_limit_bytes
 from kbsub.eval.run.shared import SHARES, SharedStages
 from kbsub.eval.run.stage_values import is_environment, stage_problem
 from kbsub.eval.run.task_size import too_large
+from kbsub.eval.tasks.cell import cell_of
 from kbsub.eval.tasks.declarations import Declared, read_declared
 from kbsub.eval.verdicts.kind import VerdictKind
 from kbsub.eval.verdicts.register import ENDS_THE_ROW, HONEST, KINDS, OFFICIAL
@@ -99,7 +99,6 @@ class Row:
     environment: dict[str, Any] | None = None
     source: str = ""
     unreadable: str | None = None
-    confined: dict[str, dict[str, Any]] = field(default_factory=dict)  # stage -> {"level", "lacks"} of its cell
 
     @property
     def status(self) -> Status:
@@ -196,23 +195,10 @@ def run_stage(
     if shared is not None and stage.shared:
         return shared.outcome(stage.name, payload, on_progress)
     variables = _child_variables(plan)
-    cell = _cell(plan, row) if stage.runs_candidate else None
-    if cell is not None:
-        row.confined[stage.name] = cell.confinement().record()
+    cell = cell_of([row.fields["sha256"]], plan.task_text, plan.kernelbench) if stage.runs_candidate else None
     return run_isolated(
         stage.judge, payload, timeout_s=plan.timeout_s, on_progress=on_progress, env=variables, cell=cell
     )
-
-
-def _cell(plan: Plan, row: Row) -> Cell | None:
-    """The candidate's own cell. What it must read is this package, the checkout and a local task, wherever they lie."""
-    package = Path(__file__).resolve().parents[2]
-    on_path = [Path(entry).resolve() for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    file = Path(plan.task_text).absolute()
-    beside = (file if file.is_dir() else file.parent) / "task.toml"
-    local = [beside.parent if beside.exists() else file] if file.exists() else []
-    checkout = [plan.kernelbench.resolve()] if plan.kernelbench else []
-    return Cell(candidate_folder(row.fields["sha256"]), readable=(package, *on_path, *checkout, *local))
 
 
 def _payload(plan: Plan, file: Path, source: str, declaration: Mapping[str, Any]) -> dict[str, Any]:
@@ -313,14 +299,16 @@ def _record(row: Row, stage: VerdictKind, outcome: Outcome) -> None:
     problem = stage_problem(row.fields, stage, found)
     if problem is not None:  # a judge's mistake, or words that a candidate put into its mouth, cost this stage alone
         words = f"the {stage.name} judge returned a malformed {stage.key}: {problem}"
-        found, outcome = {}, Outcome(Status.RUNTIME_ERROR, None, words, outcome.log, outcome.seconds)
+        found, outcome = {}, replace(outcome, status=Status.RUNTIME_ERROR, value=None, message=words)
+    # A judge that runs no line of the candidate says what its worker was confined by.
+    confined = outcome.confined or found.get("confined")
     row.outcomes[stage.name] = outcome
     row.environment = found.pop("environment", None) or row.environment
     row.fields["stages"][stage.name] = {
         "status": outcome.status.value,
         "message": outcome.message,
         "seconds": round(outcome.seconds, 3),
-        **({"confined": row.confined[stage.name]} if stage.name in row.confined else {}),
+        **({"confined": confined} if isinstance(confined, dict) else {}),
         # The child's own words, where a person will want them.
         **({"log": outcome.log[-4000:]} if outcome.status not in HONEST else {}),
     }
@@ -334,7 +322,7 @@ def _record(row: Row, stage: VerdictKind, outcome: Outcome) -> None:
     row.fields.update(found)  # timing, reference, floors, or the CPU's local check
     # The row's verdict is the stage's end, too: what upstream failed must stop the other stages and the exit code.
     if outcome.status is Status.OK and Status(verdict["status"]) is not Status.OK:
-        ended = Outcome(Status(verdict["status"]), outcome.value, verdict["reason"] or "", outcome.log, outcome.seconds)
+        ended = replace(outcome, status=Status(verdict["status"]), message=verdict["reason"] or "")
         row.outcomes[stage.name] = ended
         row.fields["stages"][stage.name] |= {"status": verdict["status"], "message": verdict["reason"]}
 

@@ -67,8 +67,10 @@ class SharedStages:
 def as_outcome(found: Finished, stage: str, seconds: float) -> Outcome:
     """One stage of a finished candidate: what there is of it is kept, however the run ended."""
     value = (found.stress if stage == "stress" else found.oracle) if found.rows else None
-    if found.status is Status.OK and value is None:
-        return Outcome(Status.NOT_RUN, None, "no case was run", found.log, seconds)
-    if found.status is Status.OK and (why := no_verdict(stage, found.rows)):
-        return Outcome(Status.NOT_RUN, value, why, found.log, seconds)
-    return Outcome(found.status, value, found.message, found.log if found.status is not Status.OK else "", seconds)
+    status, message = found.status, found.message
+    if status is Status.OK and value is None:
+        status, message = Status.NOT_RUN, "no case was run"
+    elif status is Status.OK and (why := no_verdict(stage, found.rows)):
+        status, message = Status.NOT_RUN, why
+    log = found.log if found.status is not Status.OK or status is not Status.OK else ""
+    return Outcome(status, value, message, log, seconds, found.facts.get("confined"))

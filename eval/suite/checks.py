@@ -6,7 +6,7 @@ Each takes a Scene and returns what is wrong in words, or None; NotApplicable wh
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,8 @@ import torch
 
 from kbsub.adapters.refusal import reference_asked
 from kbsub.eval.operators.compare.predicate import Comparison, compare, same_bits
+from kbsub.eval.remote.graphs import called, captured
+from kbsub.eval.remote.probes import behind_slow_work
 from kbsub.eval.suite.confined import Instance
 from kbsub.eval.suite.inputs import NotApplicable
 
@@ -81,7 +83,10 @@ def _row(value: Any, row: int, rows: int) -> Any:
 def side_stream(scene: Scene) -> str | None:
     """On a stream of the caller's choice, behind slow work on it: a kernel launched elsewhere reads NaN."""
     _need_cuda(scene)
-    result = _instance(scene).on_side_stream(scene.inputs)
+    if isinstance(scene.model, Instance):
+        result = scene.model.on_side_stream(scene.inputs)
+    else:
+        result, _ = behind_slow_work(scene.model, scene.inputs, side=True)
     problem = _differs(scene, scene.expected, result)
     return f"on a side stream the answer is wrong: {problem}" if problem else None
 
@@ -89,33 +94,64 @@ def side_stream(scene: Scene) -> str | None:
 def graph_mutation(scene: Scene) -> str | None:
     """Captured, then inputs and parameters changed in place, then replayed: the published protocol's mutation."""
     _need_cuda(scene)
-    model = _instance(scene)
     with reference_asked(NotApplicable):
         twin = copy.deepcopy(scene.reference)
     held = [each.clone() if isinstance(each, torch.Tensor) else each for each in scene.inputs]
+    scene.spoiled = True
+    of_candidate = isinstance(scene.model, Instance)
+    got, native = (_replayed_in_worker if of_candidate else _replayed_here)(scene, twin, held)
+    problem = _differs(scene, native, got)
+    return f"replayed after inputs and parameters changed in place: {problem}" if problem else None
+
+
+def _replayed_in_worker(scene: Scene, twin: torch.nn.Module, held: list[Any]) -> tuple[Any, torch.Tensor]:
+    """(the candidate's answer, the reference's); where the state dicts differ, only the inputs change."""
+    model = scene.model
     forms = {key: shape for key, (_, shape) in model.remote.state_forms.items()}
     shared = forms == {key: tuple(value.shape) for key, value in twin.state_dict().items()}
-    scene.spoiled = True
     model.capture(held)
+    _change_inputs(held)
+    if shared and forms:  # the same places in the judge's memory, which the graph reads
+        _change_parameters(dict(twin.named_parameters()))
+        model.remote.load_state({key: value.detach() for key, value in twin.state_dict().items()}, bind=True)
+    return model.replay(held), _of_reference(twin, held)
+
+
+def _replayed_here(scene: Scene, twin: torch.nn.Module, held: list[Any]) -> tuple[Any, torch.Tensor]:
+    """Likewise for a baseline in this process, whose parameters may be the reference's own: they are put back."""
+    named = scene.model.named_parameters() if isinstance(scene.model, torch.nn.Module) else ()
+    parameters = {name.removeprefix("_orig_mod."): each for name, each in named}  # the prefix of torch.compile
+    shared = set(parameters) == set(dict(twin.named_parameters()))
+    before = {name: each.detach().clone() for name, each in parameters.items()}
     with torch.no_grad():
-        for each in held:
-            if _is_float(each):
-                each.mul_(0.8)
-        for name, parameter in twin.named_parameters() if shared else ():  # else only the inputs change
+        replay = (captured if scene.expected.is_cuda else called)(scene.model, held)
+    _change_inputs(held)
+    try:
+        if shared:
+            _change_parameters(parameters)
+            _change_parameters(dict(twin.named_parameters()))
+        with torch.no_grad():
+            got = replay()
+        return got, _of_reference(twin, held)
+    finally:
+        with torch.no_grad():
+            for name, each in parameters.items():
+                each.copy_(before[name])
+
+
+def _change_inputs(held: list[Any]) -> None:
+    for each in held:
+        if _is_float(each):
+            each.mul_(0.8)
+
+
+def _change_parameters(named: Mapping[str, torch.Tensor]) -> None:
+    with torch.no_grad():
+        for name, parameter in named.items():
             if name.rpartition(".")[2] == "bias":
                 parameter.add_(0.01)
             else:
                 parameter.mul_(0.9)
-    if shared and forms:  # the same places in the judge's memory, which the graph reads
-        model.remote.load_state({key: value.detach() for key, value in twin.state_dict().items()}, bind=True)
-    problem = _differs(scene, _of_reference(twin, held), model.replay(held))
-    return f"replayed after inputs and parameters changed in place: {problem}" if problem else None
-
-
-def _instance(scene: Scene) -> Instance:
-    if not isinstance(scene.model, Instance):
-        raise NotApplicable("asked of candidates only, in their own process")
-    return scene.model
 
 
 def after_1000_calls(scene: Scene) -> str | None:

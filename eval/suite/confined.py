@@ -5,6 +5,7 @@ Holds workers and counts their ends. Knows no comparison: what comes back is onl
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -14,12 +15,12 @@ import torch
 from kbsub.adapters.task import Task
 from kbsub.eval.process.cell import Cell, candidate_folder
 from kbsub.eval.process.isolated import Status
-from kbsub.eval.remote.model import CandidateRaised, RemoteModel, Reply, Worker, WorkerFailure
+from kbsub.eval.remote.model import CandidateRaised, RemoteError, RemoteModel, Reply, Worker, WorkerFailure
 from kbsub.eval.remote.values import ValueProblem
 from kbsub.eval.suite.inputs import NotApplicable
 
 MAX_FAILURES = 3  # of one candidate's process (one, when it is a timeout); its other cases are then lost
-START_S, CALL_S, MANY_CALLS_S = 600.0, 120.0, 300.0
+START_S, CALL_S, MANY_CALLS_S, END_S = 600.0, 120.0, 300.0, 10.0
 T = TypeVar("T")
 
 
@@ -30,11 +31,17 @@ class Lost(Exception):
 class Confined:
     """One candidate and its worker. `start` raises what Worker.start raises; end it with `close`."""
 
-    def __init__(self, source: str, task: Task, device: torch.device, hosted: bool) -> None:
+    def __init__(
+        self, source: str, task: Task, device: torch.device, hosted: bool, *, workers: int | None = None
+    ) -> None:
         self.source, self.task, self.device, self.hosted = source, task, device, hosted
+        self.workers = workers  # processes that execute kernels, where it is hosted
         self.cell = Cell(candidate_folder(hashlib.sha256(source.encode()).hexdigest()))
         self.failures: list[WorkerFailure] = []
+        self.peak_bytes: int | None = None  # the most that one of its processes took, by its own word
+        self.shared_bytes = 0
         self._worker: Worker | None = None
+        self._confined: dict[str, Any] | None = None
 
     def start(self) -> Worker:
         """The worker, started where there is none. Raises Lost, CandidateRaised or WorkerFailure."""
@@ -46,11 +53,13 @@ class Confined:
                 self.task,
                 cell=self.cell,
                 device=self.device,
-                host_cache=_host_cache() if self.hosted else None,
+                host_cache=host_cache() if self.hosted else None,
                 hosted="SMALL_LIMITS" if self.hosted else None,
+                workers=self.workers,
                 timeout_s=START_S,
             )
             self._worker.timeout_s = CALL_S
+            self._confined = self._worker.confined()
         return self._worker
 
     def failed(self, failure: WorkerFailure) -> None:
@@ -60,10 +69,13 @@ class Confined:
 
     def record(self) -> Mapping[str, Any]:
         """What a result says of where the candidate ran."""
-        return {"process": "worker", "confined": self.cell.confinement().record()}
+        return {"process": "worker", "confined": self._confined}
 
     def close(self) -> None:
         if self._worker is not None:
+            self.shared_bytes = max(self.shared_bytes, self._worker.shared_bytes)
+            with contextlib.suppress(RemoteError):  # a process that has failed says nothing more
+                self.peak_bytes = max(self.peak_bytes or 0, self._worker.peak_bytes(END_S))
             self._worker.close()
             self._worker = None
 
@@ -96,7 +108,8 @@ class Instance:
         return reply.value
 
 
-def _host_cache() -> str:
+def host_cache() -> str:
+    """The folder of the host executor's compiled runtime, which is copied into a cell."""
     from kbsub.eval.host_executor.build import cache_folder
 
     return str(cache_folder())

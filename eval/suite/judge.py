@@ -138,9 +138,10 @@ def judge_many(payload: Mapping[str, Any], progress: Progress) -> dict[str, Any]
             else {}
         ),
     }
-    if device.type == "cuda":
-        facts["peak_extra_bytes"] = torch.cuda.max_memory_allocated(device) - base
-    confined = {who.stem: dict(who.confined.record()) for who in entrants if who.confined is not None}
+    judge_peak = torch.cuda.max_memory_allocated(device) - base if device.type == "cuda" else None
+    confined = {who.stem: {**who.confined.record(), **_peaks(who, judge_peak)} for who in entrants if who.confined}
+    if judge_peak is not None:
+        facts["peak_extra_bytes"] = judge_peak  # of the judge alone, for a baseline; others have theirs in `confined`
     return {
         "stress": {
             stem: stress_record(each, {**facts, **confined.get(stem, {})}, declared.get(stem))
@@ -179,6 +180,16 @@ def error_table(
     options = Options(strict=False, max_elements=CPU_ELEMENTS if small else 0)
     run_cases(task, device, entrants, cases, options, {}, lambda who, row, _: rows[who.stem].append(row))
     return {stem: oracle_record(each) for stem, each in rows.items()}
+
+
+def _peaks(who: Entrant, judge: int | None) -> dict[str, Any]:
+    """How much memory a candidate's cases took at most, beyond what was there before: a process each, and together.
+
+    Of the judge, on a GPU, by torch's allocator; "shared" is the judge's memory that the candidate's process sees."""
+    assert who.confined is not None
+    parts = {"judge": judge, "candidate": who.confined.peak_bytes, "shared": who.confined.shared_bytes}
+    known = {name: value for name, value in parts.items() if value is not None}
+    return {"peak_extra_bytes_of": known, **({"peak_extra_bytes": sum(known.values())} if len(known) == 3 else {})}
 
 
 def _reset_peak(device: torch.device) -> int:
@@ -270,9 +281,6 @@ def _attempt(
         if isinstance(given[0], torch.Tensor):
             given[0] = lay_out(given[0], case.layout)
         output = checks.run(models[key], given)
-        told = models[key].mutated if isinstance(models[key], Instance) else ()
-        if told:
-            return row_of(case, FAIL, f"changed its input {told[0]}")
         return _judge_output(shop, who, question, models, key, given, pristine, output, options)
     except NotApplicable as why:
         return row_of(case, SKIPPED, str(why))
@@ -335,6 +343,9 @@ def _judge_output(
     class_, reason = classify(question, comparison, error, strict=strict, accurate=who.accurate)
     facts: Row = {"native": comparison.to_json(), **oracle_facts(question, error)}
     kept = values_of(pristine[0], case.layout) if isinstance(pristine[0], torch.Tensor) else pristine[0]
+    told = models[key].mutated if isinstance(models[key], Instance) else ()
+    if told:
+        return row_of(case, FAIL, f"changed its input {told[0]}", **facts)
     for index, (held, original) in enumerate(zip(given, [kept, *pristine[1:]], strict=True)):
         if isinstance(held, torch.Tensor) and not same_bits(held.contiguous(), original, any_nan=False):
             return row_of(case, FAIL, f"changed its input {index}", **facts)

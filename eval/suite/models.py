@@ -197,15 +197,26 @@ def load_parameters(model: RemoteModel, reference: torch.nn.Module, case: Case) 
     mine = {key: shape for key, (_, shape) in model.state_forms.items()}
     same = mine == {key: tuple(value.shape) for key, value in theirs.items()}
     if case.layout == "misaligned_parameters":
-        floats = [key for key, value in theirs.items() if same and value.is_floating_point()]
+        own = theirs if same else _own_parameters(model, case, theirs)
+        floats = [key for key, value in own.items() if value.is_floating_point()]
         if not floats:
-            raise NotApplicable("the candidate has no float parameters of the reference's names and shapes")
-        theirs = {key: misaligned(value) if key in floats else value for key, value in theirs.items()}
-        model.load_state(theirs, bind=True)
+            raise NotApplicable("the candidate has no float parameters")
+        model.load_state({key: misaligned(own[key]) if key in floats else own[key] for key in own}, bind=True)
     elif same:
         if theirs:
             model.load_state(theirs, bind=case.check == "graph_mutation")
-    elif case.parameters.kind != "initial":
+    else:
+        _require_initial(case, theirs, mine)
+
+
+def _own_parameters(model: RemoteModel, case: Case, theirs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """A candidate's own initial parameters and buffers, where they are not named as the reference's."""
+    _require_initial(case, theirs, model.state_forms)
+    return model.state()
+
+
+def _require_initial(case: Case, theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
+    if case.parameters.kind != "initial":
         raise NotApplicable(
             f"its parameters cannot be set: the reference's state dict has {', '.join(theirs) or 'no key'}, "
             f"the candidate's {', '.join(mine) or 'none'}, or shapes differ"

@@ -161,7 +161,7 @@ def test_a_second_run_drops_the_numbers_of_a_program_that_now_fails(benched, ref
         {"kind": "dropped", "scene": "official@fp32", "name": "honest", "status": "TIMEOUT", "reason": "hung"},
     ]
 
-    def isolate(target, payload, *, timeout_s, on_progress):
+    def isolate(target, payload, *, timeout_s, on_progress, **_):
         for event in events:
             on_progress({"stage": event["kind"], "bench": event})
         return Outcome(Status.OK, {}, "", "", 0.1)
@@ -176,7 +176,7 @@ def test_a_program_that_kills_twice_is_left_out_everywhere(reference):
     plan = plan_of(reference, [candidate("honest", "")])
     seen = []
 
-    def isolate(target, payload, *, timeout_s, on_progress):
+    def isolate(target, payload, *, timeout_s, on_progress, **_):
         seen.append([(scene["key"], scene["candidates"]) for scene in payload["scenes"]])
         for scene in payload["scenes"]:
             if "honest" in scene["candidates"]:
@@ -193,7 +193,7 @@ def test_a_lost_context_restarts_without_the_program_that_lost_it(reference):
     plan = plan_of(reference, [candidate("honest", "")])
     children = []
 
-    def isolate(target, payload, *, timeout_s, on_progress):
+    def isolate(target, payload, *, timeout_s, on_progress, **_):
         children.append(payload["scenes"][0]["candidates"])
         if len(children) == 1:
             row = {"status": "RUNTIME_ERROR", "reason": "illegal memory access"}

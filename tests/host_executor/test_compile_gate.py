@@ -10,6 +10,7 @@ import pytest
 from kbsub.eval.host_executor import kernel_names
 from kbsub.eval.host_executor.compile_gate import DEVICES, compile_source, findings, read_budget, source_and_builds
 from kbsub.eval.measure import resources
+from kbsub.eval.process.cell import probe
 from support.host_run import FOLDER, cuda_candidates
 from support.paths import TESTS
 
@@ -113,3 +114,14 @@ def test_command_fails_on_a_finding_and_writes_a_budget(tmp_path: Path, capsys: 
     written = tmp_path / "budget.toml"
     assert resources.main([str(path), "--write", str(written)]) == 0
     assert set(read_budget(written)["split_flat"]) == {"normalise_flat"}
+
+
+def test_command_runs_a_file_in_its_cell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if probe().level == "unconfined":
+        pytest.skip(f"cell: {probe()}")
+    victim, path = tmp_path / "victim", tmp_path / "edits.py"
+    victim.write_text("honest")
+    path.write_text(f'CUDA_SOURCE = ""\nopen({str(victim)!r}, "a").write("changed")\n')
+    assert resources.main([str(path), "--budget", str(tmp_path / "none.toml")]) == 1
+    assert "edits: RUNTIME_ERROR: " in capsys.readouterr().out
+    assert victim.read_text() == "honest"

@@ -367,12 +367,42 @@ def test_a_cell_that_cannot_be_entered_runs_nothing(tmp_path):
         assert child.returncode == 98
 
 
+def test_what_is_recorded_is_what_this_child_entered_and_no_probe(tmp_path):
+    """A machine may refuse to one child what it gave to another: the launcher of this one says what it has."""
+    cell = Cell(tmp_path / "cell", level=needs("namespaces"), refuse=("proc",))
+    assert cell.confinement().lacks == (), "this machine lacks something anyway: the test proves nothing"
+    child = start(cell, "print('ran')")
+    entered = child.entered()
+    child.communicate(timeout=LIMIT_S)
+    assert entered is not None and entered.level == "namespaces" and "a /proc of its own" in entered.lacks[0]
+    outcome = stage("answer", cell)
+    assert outcome.confined == {"level": "namespaces", "lacks": list(entered.lacks)}
+
+
+def test_a_stage_whose_cell_is_refused_is_not_run_and_has_no_confinement(tmp_path):
+    outcome = stage("answer", Cell(tmp_path / "cell", level=needs("namespaces"), refuse=("unshare",)))
+    assert (outcome.status, outcome.value, outcome.confined) == (Status.NOT_RUN, None, None)
+    assert "the cell cannot be entered" in outcome.message and "unshare" in outcome.message
+
+
+def test_a_level_that_is_named_is_entered_or_nothing_is_run(tmp_path, monkeypatch):
+    """Where nobody names one, the next best is: the record says which, and why."""
+    needs("landlock")
+    monkeypatch.setenv(cells.REFUSE_VARIABLE, "unshare")
+    named = stage("answer", Cell(tmp_path / "cell", level="namespaces"))
+    assert named.status is Status.NOT_RUN, named
+    free = stage("answer", Cell(tmp_path / "cell"))
+    assert free.status is Status.OK and free.confined["level"] == "landlock"
+    assert "namespaces: " in free.confined["why"] and "unshare" in free.confined["why"]
+    assert cells.in_words(free.confined).startswith("landlock: namespaces: ")
+
+
 @pytest.mark.parametrize("level", ["landlock", "unconfined"])
 def test_a_weaker_level_that_was_asked_for_stands_in_the_record(monkeypatch, level):
     monkeypatch.setenv(cells.LEVEL_VARIABLE, level)
     record = probe().record()
     assert record["level"] in (level, "unconfined")
-    assert any("not asked for more" in each for each in record["lacks"]) or record["level"] != level
+    assert "namespaces: a weaker level was asked for" in record["why"]
 
 
 def test_an_unknown_level_is_said(monkeypatch):

@@ -15,6 +15,7 @@ from kbsub.adapters.task import Task, load_task
 from kbsub.eval.process.cell import Cell, probe
 from kbsub.eval.process.isolated import JudgeFailure, Status, run_isolated
 from kbsub.eval.remote.model import CandidateRaised, CandidateRefused, RemoteError, Worker, WorkerFailure
+from kbsub.eval.remote.probes import Poison
 from kbsub.eval.remote.values import ValueProblem
 from support.paths import TESTS, child_path
 
@@ -354,7 +355,7 @@ def test_a_cheat_gives_a_wrong_answer_to_a_judge_elsewhere(folder, name):
         with begin(folder, source(name)) as worker:
             model = worker.construct([SHAPE])
             model.load_state(truth.state_dict())
-            y = model.call([x], poison=True).value
+            y = model.call([x], poison=Poison()).value
             outcome = "true" if torch.allclose(y, truth.ln(x)) else "wrong"
     except WorkerFailure as failure:
         assert failure.status is not Status.OK

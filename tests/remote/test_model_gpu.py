@@ -13,6 +13,7 @@ from kbsub.adapters.task import load_task
 from kbsub.eval.process.cell import Cell
 from kbsub.eval.process.isolated import Status
 from kbsub.eval.remote.model import RemoteError, Worker, WorkerFailure
+from kbsub.eval.remote.probes import Poison
 from support.paths import TESTS
 
 pytestmark = pytest.mark.gpu
@@ -259,3 +260,34 @@ def test_the_price_of_a_call_is_said(worker, capsys):
         with capsys.disabled():
             print(f"\nremote call, {name}: median {statistics.median(samples):.2f} ms, least {min(samples):.2f} ms")
         assert statistics.median(samples) < bound_ms
+
+
+def test_an_output_behind_slow_work_on_the_current_stream(tmp_path):
+    """A call that joins its stream is seen finished; one that works on a stream of its own is not."""
+    text = (
+        GPU_CANDIDATE
+        + """
+    def elsewhere(self, x):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            return self.ln(x)
+"""
+    )
+    device = torch.device("cuda", torch.cuda.current_device())
+    x = torch.randn(1 << 16, 8, device=device)
+    right = torch.nn.functional.layer_norm(x, SHAPE)
+    cell, task = Cell(tmp_path / "cell"), load_task(1, 40, kernelbench=None)
+    with Worker.start(text, task, cell=cell, device=device) as worker:
+        model = worker.construct([SHAPE])
+        model(x)
+        seen, finished = model.on_current_stream([x], Poison(shape=tuple(x.shape), dtype=x.dtype, blocks=8)).value
+        assert torch.allclose(seen, right, atol=1e-5) and torch.equal(seen, finished)
+        assert torch.equal(model.call([x], keep=1).value, model.read(1, [x + 1]).value)
+    beside = text.replace("def forward", "def joined").replace("def elsewhere", "def forward")
+    with Worker.start(
+        beside, load_task(1, 40, kernelbench=None), cell=Cell(tmp_path / "cell"), device=device
+    ) as worker:
+        model = worker.construct([SHAPE])
+        model(x)
+        seen, _ = model.on_current_stream([x], Poison(shape=tuple(x.shape), dtype=x.dtype, blocks=8)).value
+        assert not torch.allclose(seen, right, atol=1e-5)
+        assert worker.peak_bytes() > x.nbytes

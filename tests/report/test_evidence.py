@@ -21,6 +21,8 @@ FILES = {  # file below the root -> its text
     "tests/twins/replay.py": "# replay\n",
     "submissions/level1_40/a.py": "# a\n",
     "submissions/level1_40/b.py": "# b\n",
+    "tests/cell_programs/a.py": "# a in a cell\n",
+    "tests/cell_programs/b.py": "# b in a cell\n",
 }
 
 
@@ -72,6 +74,18 @@ def records() -> dict[str, Any]:
             "seconds": {"kbsub": [9.0], "script": [32.0]},
             "median_s": {"kbsub": 9.0, "script": 32.0},
         },
+        "cell": {
+            "cell": "namespaces",
+            "programs": {
+                "a": {
+                    "sha256": sha256("tests/cell_programs/a.py"),
+                    "correct": True,
+                    "median_ms": {"inside": 0.29, "outside": 0.288},
+                    **{"ratio": 1.007, "low": 1.0, "high": 1.01, "rounds": 8},
+                },
+                "b": {"sha256": sha256("tests/cell_programs/b.py"), "correct": False},
+            },
+        },
         "batch": {"what": "Twelve?", "measured": None, "why": "no second GPU", "command": "kbsub eval RUNS --gpus 2"},
     }
 
@@ -99,7 +113,7 @@ def outcomes(root: Path) -> dict[str, str]:
 
 def test_each_record_in_words(root: Path) -> None:
     assert outcomes(root) == {
-        "twins.json": "2 of 2 caught by the guard named for it; 1 of them pass upstream's check; 2 of 2 labels (passes "
+        "twins.json": "2 of 2 caught by what is named for it; 1 of them pass upstream's check; 2 of 2 labels (passes "
         "upstream or not) hold",
         "sanitizer.json": "clean: 4 of 4 runs, 3 kernels of 2 files under memcheck and racecheck; 2 of 2 planted "
         "faults found",
@@ -107,6 +121,8 @@ def test_each_record_in_words(root: Path) -> None:
         "**0 wrong, 0 errors**; native's own bits at 4 of 4 shapes where they are promised",
         "wall_time.json": "`kbsub` 9.0 s and `script` 32.0 s (one run each, after one uncounted; the script also times "
         "eager and torch.compile)",
+        "cell.json": "namespaces: `a` 0.29 ms inside, 0.288 outside: 1.007 (1.000 to 1.010, 8 rounds) and `b` **not "
+        "correct 5/5**",
         "batch.json": "**not measured**: no second GPU",
     }
     assert evidence_table(root / "results" / "h200", root).notes == []
@@ -137,6 +153,7 @@ CHANGES = [
     ("tests/twins/zeros.py", ["twins"]),
     ("submissions/level1_40/a.py", ["sanitizer", "sweep", "wall_time"]),
     ("submissions/level1_40/b.py", ["sanitizer", "sweep"]),
+    ("tests/cell_programs/a.py", ["cell"]),
 ]
 
 
@@ -176,4 +193,4 @@ def test_each_command_that_is_named_is_a_program(root: Path) -> None:
     for file, _ in CHANGES:
         (root / file).unlink()
     named = re.findall(r"`kbsub measure (\w+)", "".join(evidence_table(root / "results" / "h200", root).notes))
-    assert sorted(named) == ["sanitizer", "sweep", "twins", "wall_time"] and set(named) <= set(programs())
+    assert sorted(named) == ["cell", "sanitizer", "sweep", "twins", "wall_time"] and set(named) <= set(programs())

@@ -13,7 +13,6 @@ from support.paths import ROOT
 MOST_LINES = 400
 MOST_MODULES = 15  # in one folder; commands/ has a file a verb
 SHARED = {
-    "Cell": "process: the protocol in isolated.py, and what implements it in cell.py",
     "Entry": "run/export: a sample of a run folder; guards/findings: a line of the register",
     "Finding": "run/doctor: of the machine; guards/findings: of a candidate",
     "FrameError": "process: of the transport's frames, and of a stage's result frames",

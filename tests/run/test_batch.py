@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import signal
 import subprocess
@@ -12,25 +13,32 @@ from pathlib import Path
 
 import pytest
 
+from kbsub.eval.process.cell import probe
 from kbsub.eval.process.isolated import Outcome, Status
 from kbsub.eval.report import batch_report
 from kbsub.eval.run import batch as batches
 from kbsub.eval.run.batch import BatchError, Settings, evaluate, find_samples, prepare, read_row, row_path
+from kbsub.eval.tasks.cell import cell_of
 from support.paths import child_path
 
-SETTINGS = Settings(device="cpu", target="support.batch_targets:judge", timeout_s=30.0)
+# The stand-in keeps a ledger and kills its worker: a cell that confines would not let it.
+SETTINGS = Settings(device="cpu", target="support.batch_targets:judge", timeout_s=30.0, cell="unconfined")
 
 
 def sample(folder: Path, number: int, words: str, *, level: int = 1, problem: int = 40) -> str:
+    """A sample of the stand-in's words, which also say where its ledger lies."""
+    return written(folder, number, f"{words} ledger={folder.parent / 'ledger'}", level=level, problem=problem)
+
+
+def written(folder: Path, number: int, source: str, *, level: int = 1, problem: int = 40) -> str:
     stem = f"level_{level}_problem_{problem}_sample_{number}"
-    (folder / f"{stem}_kernel.py").write_text(words)
+    (folder / f"{stem}_kernel.py").write_text(source)
     return stem
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", child_path()["PYTHONPATH"])
-    monkeypatch.setenv("KBSUB_TEST_LEDGER", str(tmp_path / "ledger"))
     runs = tmp_path / "runs"
     runs.mkdir()
     return runs
@@ -262,12 +270,50 @@ def test_a_candidate_that_exits_costs_its_own_row(folder):
     assert [row["status"] for stem, row in sorted(rows.items()) if stem != bad] == ["OK", "OK"]
 
 
+@pytest.mark.parametrize("level", ["namespaces", "landlock"])
+def test_each_row_is_judged_in_a_cell_of_its_own(folder, level, tmp_path, monkeypatch):
+    """It cannot write another's source, another's row or another's cache, and the row says what kept it from that."""
+    if probe(level).level != level:
+        pytest.skip(f"cell: this machine has no {level} ({probe(level).why.get(level)})")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    honest = written(folder, 0, "ms=1")  # without a ledger, which it could not write
+    places = {
+        "source": folder / f"{honest}_kernel.py",
+        "row": row_path(folder, honest),
+        "cache": cell_of([sha256(honest, folder)], "level1_40", None).cache / "kept",
+    }
+    places["cache"].parent.mkdir(parents=True, exist_ok=True)
+    places["cache"].write_text("honest")
+    settings = replace(SETTINGS, cell=level)
+    evaluate(prepare(folder, settings))
+    before = {name: path.read_bytes() for name, path in places.items()}
+    for number, path in enumerate(places.values(), start=1):
+        written(folder, number, f"write={path}")
+    rows = evaluate(prepare(folder, settings))
+    assert {name: path.read_bytes() for name, path in places.items()} == before
+    assert [row["status"] for row in rows.values()] == ["OK"] * 4, rows
+    assert {row["confined"]["level"] for row in rows.values()} == {level}
+
+
+def sha256(stem: str, folder: Path) -> str:
+    return hashlib.sha256((folder / f"{stem}_kernel.py").read_bytes()).hexdigest()
+
+
+def test_a_row_whose_cell_is_refused_is_not_run_and_says_so(folder, monkeypatch):
+    monkeypatch.setenv("KBSUB_CELL_REFUSE", "unshare")
+    stem = sample(folder, 0, "ms=1")
+    row = evaluate(prepare(folder, replace(SETTINGS, cell="namespaces")))[stem]
+    assert row["status"] == "NOT_RUN" and row["confined"] is None, row
+    assert "the cell cannot be entered" in row["message"] and "unshare" in row["message"]
+    assert ledger(folder) == [], "it ran all the same"
+
+
 def test_eval_command_takes_a_run_folder(folder):
     from typer.testing import CliRunner
 
     from kbsub.eval.cli import app
 
-    stem = sample(folder, 0, 'CUDA_SOURCE = ""\nclass ModelNew: ...\n')
+    stem = written(folder, 0, 'CUDA_SOURCE = ""\nclass ModelNew: ...\n')
     outcome = CliRunner().invoke(app, ["eval", str(folder), "--device", "cpu"])
     assert outcome.exit_code == 0, outcome.output
     assert "NOT_RUN needs an NVIDIA GPU (CUDA_SOURCE)" in outcome.output
@@ -316,6 +362,16 @@ def test_a_row_that_kills_every_worker_is_a_row_too(folder):
     assert rows[good]["status"] == "OK"
 
 
+@pytest.mark.slow
+def test_a_row_of_a_cluster_is_confined_as_one_here(folder):
+    from kbsub.eval.run import cluster
+
+    stem = written(folder, 0, "ms=1")
+    with cluster.local_client([{}]) as client:
+        rows = evaluate(prepare(folder, replace(SETTINGS, cell=None)), cluster.run_on(client))
+    assert rows[stem]["status"] == "OK" and rows[stem]["confined"] == probe().record(), rows
+
+
 WORKERS = [
     ({}, "none of its 0 workers holds"),
     ({"a": {"nthreads": 1, "resources": {}}}, "none of its 1 workers holds"),
@@ -346,3 +402,24 @@ def test_no_scheduler_is_said_within_seconds():
 def test_broken_row_files_count_as_not_there(tmp_path):
     (tmp_path / "a.json").write_text('{"schema": 99}')
     assert read_row(tmp_path / "a.json") is None and read_row(tmp_path / "none.json") is None
+
+
+HALF_A_ROW = {  # what a hand, or a sample where nothing confines it, has made of a finished row
+    "no protocol": {"protocol": None},
+    "a protocol without a device": {"protocol": {}},
+    "an unknown status": {"status": "FINE"},
+    "no seconds": {"seconds": "3"},
+    "an official verdict that is none": {"official": {"compiled": True}},
+    "a sample that is no number": {"sample_id": "0"},
+}
+
+
+@pytest.mark.parametrize("name", HALF_A_ROW)
+def test_a_row_that_is_not_whole_is_judged_again_and_ends_no_batch(folder, name):
+    stem = sample(folder, 0, "ms=1")
+    good = evaluate(prepare(folder, SETTINGS))[stem]
+    assert prepare(folder, SETTINGS).jobs == []
+    row_path(folder, stem).write_text(json.dumps({**good, **HALF_A_ROW[name]}))
+    batch = prepare(folder, SETTINGS)
+    assert [job.stem for job in batch.jobs] == [stem]
+    assert evaluate(batch)[stem]["status"] == "OK"

@@ -8,8 +8,9 @@ import shutil
 import pytest
 from typer.testing import CliRunner
 
+from kbsub.eval.process.cell import Confinement
 from kbsub.eval.run import doctor
-from kbsub.eval.run.doctor import ABILITIES, Finding, abilities, cupy_findings, torch_findings
+from kbsub.eval.run.doctor import ABILITIES, Finding, abilities, cell_findings, cupy_findings, torch_findings
 
 H200 = {"version": "2.11.0+cu130", "cuda": "13.0", "gpus": ["NVIDIA H200"], "error": ""}
 CPU = {"version": "2.13.0+cpu", "cuda": None, "gpus": [], "error": ""}
@@ -54,6 +55,25 @@ def test_cupy_findings(facts, good):
 def test_cupy_that_cannot_write_its_folder_is_not_called_missing():
     found = cupy_findings({}, "PermissionError: [Errno 13] Permission denied: '.cupy'")
     assert ["CUPY_CACHE_DIR" in f.mend and "pip" not in f.mend for f in found] == [True, True]
+
+
+def test_each_cell_is_found_with_what_it_lacks_or_the_reason_and_the_way_out():
+    refused = {"namespaces": "unshare user namespace: Operation not permitted"}
+    found = {f.name: f for f in cell_findings({**refused, "landlock": Confinement("landlock", ("UDP",))})}
+    assert not found["cell namespaces"].good and "Operation not permitted" in found["cell namespaces"].found
+    assert "user namespaces" in found["cell namespaces"].mend
+    assert found["cell landlock"].good and "does not protect: UDP" in found["cell landlock"].found
+
+
+def test_the_cache_is_named_with_what_lies_there(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert "kbsub: empty" in doctor.probe_cache().found
+    for name in ("one", "two"):
+        (tmp_path / "kbsub" / "cells" / name).mkdir(parents=True)
+    (tmp_path / "kbsub" / "cells" / "one" / "built").write_bytes(bytes(2_000_000))
+    (tmp_path / "kbsub" / "cells" / "two" / "away").symlink_to("/usr/lib")  # a candidate's: nobody follows it
+    found = doctor.probe_cache()
+    assert found.good and "cells 2.0 MB of 2 candidates" in found.found and str(tmp_path) in found.found
 
 
 def test_every_ability_needs_findings_that_are_made():

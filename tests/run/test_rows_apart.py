@@ -12,14 +12,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import junitparser
 import pytest
-from filelock import FileLock
 
 from kbsub.eval.process.cell import probe
+from support.kept import kept
 from support.paths import TESTS
 
 TASK = str(TESTS / "support" / "small_layer_norm_task" / "reference.py")
@@ -78,17 +77,6 @@ def kbsub(*arguments: str, folder: Path, **variables: str) -> tuple[int, str, st
     command = [sys.executable, "-m", "kbsub.eval.cli", *arguments]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, check=False)
     return done.returncode, done.stdout.decode(), done.stderr.decode()
-
-
-def kept(base: Path, name: str, make: Any) -> Any:
-    """What `make(folder)` returned the first time that a worker of this test run asked."""
-    base = base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base
-    folder = base / name
-    with FileLock(f"{folder}.guard"):
-        if not folder.exists():
-            folder.mkdir()
-            (folder / "found.json").write_text(json.dumps(make(folder)))
-    return SimpleNamespace(**json.loads((folder / "found.json").read_text()))
 
 
 @pytest.fixture(scope="module")

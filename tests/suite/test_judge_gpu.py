@@ -55,3 +55,17 @@ def test_the_official_shape_takes_under_a_minute_and_four_gigabytes():
         record["seconds"],
         record["peak_extra_bytes"],
     )
+
+
+def test_baselines_are_asked_what_needs_a_gpu_and_the_reference_stays_as_it_is():
+    only = ["side_stream/normal/random", "graph_mutation/normal/random", "after_1000_calls/normal/random"]
+    batch = [{"baseline": name, "stem": name} for name in ("eager", "compile_default")]
+    found = run_batch(
+        [*batch, candidate("native", source(NATIVE))], {**COMMON, "small": True, "only": only}, timeout_s=240
+    )
+    for stem, each in found.items():
+        rows = {row["name"]: row["class"] for row in each.rows}
+        assert len(rows) == 3 and set(rows.values()) == {"pass"}, (stem, each.rows)
+    parts = found["native"].stress["peak_extra_bytes_of"]
+    assert min(parts[name] for name in ("judge", "candidate", "shared")) > 0, parts
+    assert found["native"].stress["peak_extra_bytes"] == sum(parts.values())

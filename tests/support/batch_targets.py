@@ -1,10 +1,12 @@
 """A stand-in for the official judge in test_batch.py: the "candidate" is a list of words that say what to do.
 
-Imported only inside child processes; PYTHONPATH points here. `ledger` (KBSUB_TEST_LEDGER) gets a line a judgement.
+Imported only inside child processes, in a cell; PYTHONPATH points here. ledger=FILE gets a line a judgement,
+write=FILE is appended to (both need a cell that lets it).
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -14,17 +16,20 @@ from typing import Any
 
 def judge(payload: dict[str, Any], progress: Any) -> dict[str, Any]:
     words = dict(word.split("=") for word in payload["candidate_source"].split())
-    ledger = Path(os.environ["KBSUB_TEST_LEDGER"])
+    if "write" in words:
+        with contextlib.suppress(OSError), open(words["write"], "a") as file:
+            file.write("changed")
+    ledger = Path(words.get("ledger", os.devnull))
     with ledger.open("a") as file:
-        file.write(f"{payload['stem']} {os.environ.get('CUDA_VISIBLE_DEVICES', '-')} {os.getppid()}\n")
+        file.write(f"{payload['stem']} {os.environ.get('CUDA_VISIBLE_DEVICES', '-')}\n")
     if "kill_worker" in words:
         marker = ledger.with_name(f"killed-{payload['stem']}")
         if not marker.exists():
             marker.touch()
-            os.kill(os.getppid(), signal.SIGKILL)
+            os.kill(worker(), signal.SIGKILL)
             time.sleep(60)  # until the death of the parent takes this process along
     if "kill_always" in words:
-        os.kill(os.getppid(), signal.SIGKILL)
+        os.kill(worker(), signal.SIGKILL)
         time.sleep(60)
     time.sleep(float(words.get("sleep", 0)))
     if "exit" in words:
@@ -33,3 +38,8 @@ def judge(payload: dict[str, Any], progress: Any) -> dict[str, Any]:
     runtime = float(words.get("ms", 1))
     official = {"compiled": True, "correctness": True, "trials": "(5 / 5)", "metadata": metadata, "runtime": runtime}
     return {"official": {**official, "runtime_stats": {"mean": runtime}}, "verdict": {"status": "OK", "reason": None}}
+
+
+def worker() -> int:
+    """The process that judges: the parent of this one's parent, which is the cell's launcher."""
+    return int(Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[1])

@@ -31,8 +31,9 @@ def hang(payload: dict[str, Any], progress: Any) -> dict[str, Any]:
         model = worker.construct([(8,)])
         progress({"stage": "asked"})
         if payload["dies"]:
-            worker.channel.send({"op": "call", "instance": 1, "method": None, "grad": False, "poison": False,
-                                 "value": {"list": [{"plain": None}]}, "slots": [], "block": 0}, 5)  # fmt: skip
+            words = {"method": None, "grad": False, "poison": None, "same": False, "touch": False, "keep": None}
+            nothing = {"value": {"list": [{"plain": None}]}, "slots": [], "block": 0}
+            worker.channel.send({"op": "call", "instance": 1, **words, **nothing}, 5)
             time.sleep(3)
             os._exit(7)
         model(torch.zeros(1, 8))

@@ -32,7 +32,9 @@ UNCONFINED = Confinement("unconfined", ("a test's child, forked from a server",)
 
 
 class WarmChild:
-    """What callers use of subprocess.Popen, of a process that the server forked."""
+    """What callers use of CellProcess, of a process that the server forked."""
+
+    refusal = ""
 
     def __init__(self, process: Any, stdout: Any) -> None:
         self.process, self.pid, self.stdout = process, process.pid, stdout
@@ -49,6 +51,9 @@ class WarmChild:
         if self.process.exitcode is None:
             raise subprocess.TimeoutExpired(self.process.name, timeout or 0.0)
         return self.process.exitcode
+
+    def entered(self, timeout_s: float = 60.0) -> Confinement:
+        return UNCONFINED
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:

@@ -7,22 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from kbsub.eval.verdicts.guards.rig import Rig
+from typing import Any
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One caught fault: `guard` is the register's name, `message` says what was seen and on which probe."""
+    """One caught fault: `guard` is the register's name, `message` says what was seen and on which probe.
+
+    inside: it was seen in the candidate's own process.
+    """
 
     guard: str
     message: str
+    inside: bool = False
 
 
-# A guard returns the messages of what it found; an empty list is a clean bill.
-Guard = Callable[["Rig"], list[str]]
+# A guard gets a rig (RemoteRig, or InsideRig for those of isolation) and returns the messages of what it found; an
+# empty list is a clean bill.
+Guard = Callable[[Any], list[str]]
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,20 @@ class Entry:
     family: str
     question: str
     guard: Guard
+
+    @property
+    def inside(self) -> bool:
+        """Whether it is asked in the candidate's own process; all others compare values in one of their own."""
+        return self.family == "isolation"
+
+
+@dataclass
+class Findings:
+    """What became of some guards: what they found, who could ask, and who could not, as [{guard, reason}]."""
+
+    findings: list[Finding]
+    checked: list[str]
+    not_checked: list[dict[str, str]]
 
 
 REGISTER: dict[str, Entry] = {}

@@ -9,7 +9,13 @@ from kbsub.eval.verdicts.kind import Answer, Asked, Column, VerdictKind, listed
 
 
 class Guards(Record):
-    """findings: [{guard, message}]; checked: names of the guards that could ask; not_checked: [{guard, reason}]."""
+    """findings: [{guard, message, inside}]; checked: guards that could ask; not_checked: [{guard, reason}].
+
+    checked_inside: those of `checked` that asked in the candidate's own process, so that their word is that process's;
+    likewise a finding with `inside`. All others compared values in a process that executed no line of the candidate.
+    confined: {"level", "lacks"} of the processes that did. Both are absent in older files, where every guard shared a
+    process with the candidate.
+    """
 
     KEY: ClassVar[str] = "guards"
 
@@ -17,6 +23,8 @@ class Guards(Record):
     findings: list[dict[str, Any]]
     checked: list[str] | None = None
     not_checked: list[dict[str, Any]] | None = None
+    checked_inside: list[str] | None = None
+    confined: Any = None
 
 
 def answer(found: Guards | None, asked: Asked) -> tuple[Answer, str]:
@@ -25,6 +33,8 @@ def answer(found: Guards | None, asked: Asked) -> tuple[Answer, str]:
     if found is None or not found.clean or not found.checked:
         return Answer.UNCERTIFIED, "no guard could ask its question"
     words = f"{len(found.checked)} guards clean"
+    if found.checked_inside:
+        words += f", {len(found.checked_inside)} of them by the word of the candidate's own process"
     if found.not_checked:
         words += "; not asked: " + ", ".join(f"{entry['guard']} ({entry['reason']})" for entry in found.not_checked)
     return Answer.PASS, words

@@ -1,15 +1,17 @@
-"""The test bench that every guard works on: one task, one candidate class, one device, and honest ways to call them.
+"""The test bench that every guard works on: one task, one device, and a candidate somewhere.
 
 Knows how to build a reference and a candidate with equal parameters, how to make inputs, and what the true answer is
-(the task's own Model in float64). Faults, and sizes other than the task's own, come from its operator. Must know
-neither what a guard looks for nor what an operator computes.
+(the task's own Model in float64). Faults, and sizes other than the task's own, come from its operator. Where the
+candidate is, in a worker (remote_rig.py) or in this process (inside_rig.py), a subclass knows. Must know neither what a
+guard looks for nor what an operator computes.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,14 +20,13 @@ from typing import Any
 import torch
 
 from kbsub.adapters.refusal import reference_asked, short_error
-from kbsub.adapters.task import Modules, Task
+from kbsub.adapters.task import SEED, Modules, Task
 from kbsub.eval.operators.compare.oracle import OracleError
 from kbsub.eval.operators.faults import Fault, Faults
 from kbsub.eval.operators.register import operator_of
 from kbsub.eval.process.isolated import JudgeFailure, Status
 from kbsub.eval.tasks.toml_file import TaskFolderError
 from kbsub.eval.verdicts.guards.applicability import NotApplicable
-from kbsub.eval.verdicts.guards.watch import Watch, cuda_is_up
 
 # Guards look for gross faults: a probe's answer counts as right within this (in units of the true answer's rms).
 # Eager float32 stays below 0.07 on the hardest probe (offset 3e4, 4 million elements a row).
@@ -39,7 +40,9 @@ class Pair:
     """A reference and a candidate with the same parameters, both in eval mode as constructed."""
 
     reference: torch.nn.Module
-    candidate: torch.nn.Module
+    candidate: Any
+    load: Callable[[Mapping[str, torch.Tensor]], None]  # copies parameters into the candidate, in place
+    alike: bool  # whether the two state dicts have the same keys
     truth: torch.nn.Module | None  # the reference in float64; follows `reference` only through `sync`
     no_truth: str = ""  # why there is none
 
@@ -47,7 +50,7 @@ class Pair:
         """Copy the reference's parameters to the candidate and to the float64 copy, in place."""
         with torch.no_grad():
             state = self.reference.state_dict()
-            self.candidate.load_state_dict(state)
+            self.load(state)
             if self.truth is not None:
                 self.truth.load_state_dict(state)
 
@@ -58,15 +61,12 @@ class Pair:
         return self.truth
 
 
-class Rig:
+class Rig(ABC):
     """`calls`: how often the long-run guard calls the candidate. Tensors live on `device` in the task's dtype."""
 
-    def __init__(
-        self, task: Task, modules: Modules, model: type[Any], watch: Watch, device: torch.device, calls: int
-    ) -> None:
-        self.task, self.modules, self.model, self.watch = task, modules, model, watch
+    def __init__(self, task: Task, modules: Modules, device: torch.device, calls: int) -> None:
+        self.task, self.modules = task, modules
         self.device, self.dtype, self.calls = device, task.dtype, calls
-        self.own_kernels = bool(modules.context.get("CUDA_SOURCE"))
         with reference_asked(NotApplicable):
             self.init = modules.get_init_inputs()
         self._inputs: dict[int, list[Any]] = {}
@@ -137,18 +137,26 @@ class Rig:
         """A pair with equal parameters: upstream's seed before each constructor, then the reference's state dict."""
         arguments = self.task.cast(self.init if init is None else init, self.device)
         with fork_rng(), torch.no_grad():
-            torch.manual_seed(42)
+            torch.manual_seed(SEED)
             with reference_asked(NotApplicable):
                 reference = self.modules.Model(*arguments).to(device=self.device, dtype=self.dtype)
-            torch.manual_seed(42)
-            # The constructor may draw its initial weights, so the generator is not compared here.
-            with self.watch.candidate("the constructor", compare_rng=False):
-                candidate = self.model(*arguments).to(device=self.device, dtype=self.dtype)
-        pair = Pair(reference, candidate, *_widened(reference))
-        if set(reference.state_dict()) != set(candidate.state_dict()):
-            return pair  # same seed, same constructor order: upstream relies on no more than that
-        pair.sync()
+            candidate, keys, load = self.construct(arguments)
+        alike = set(reference.state_dict()) == keys
+        pair = Pair(reference, candidate, load, alike, *_widened(reference))
+        if alike:  # else: same seed, same constructor order; upstream relies on no more than that
+            pair.sync()
         return pair
+
+    @abstractmethod
+    def construct(self, arguments: list[Any]) -> tuple[Any, set[str], Callable[[Mapping[str, torch.Tensor]], None]]:
+        """A new instance of the candidate, after upstream's seed: itself, its state dict's keys, how to load one."""
+
+    @abstractmethod
+    def call(self, pair: Pair, inputs: list[Any], *, grad: bool = False) -> torch.Tensor:
+        """One forward of the candidate, under no_grad (upstream's correctness trials) or not (its timed ones).
+
+        Returns the output detached. ValueError is a refusal of the input and passes through.
+        """
 
     def expected(self, pair: Pair, inputs: list[Any]) -> torch.Tensor:
         """The reference's own answer, under no_grad. NotApplicable where it has none: no candidate is to blame."""
@@ -159,25 +167,6 @@ class Rig:
                 Status.NOT_RUN, f"guards judge tasks that return one tensor, not {type(answer).__name__}"
             )
         return answer
-
-    def call(self, pair: Pair, inputs: list[Any], *, grad: bool = False) -> torch.Tensor:
-        """One watched forward of the candidate, under no_grad (upstream's correctness trials) or not (its timed ones).
-
-        Returns the output detached. ValueError is a refusal of the input and passes through.
-        """
-        compare_rng = not self.reference_draws
-        with torch.set_grad_enabled(grad), self.watch.candidate("forward", compare_rng=compare_rng):
-            output = pair.candidate(*inputs)
-        if not isinstance(output, torch.Tensor):
-            raise JudgeFailure(
-                Status.NOT_RUN, f"guards judge candidates that return one tensor, not {type(output).__name__}"
-            )
-        return output.detach() if type(output) is torch.Tensor else output
-
-    def raw_call(self, pair: Pair, inputs: list[Any]) -> Any:
-        """Like `call` under no_grad, but returns whatever came back."""
-        with torch.no_grad(), self.watch.candidate("forward", compare_rng=not self.reference_draws):
-            return pair.candidate(*inputs)
 
     def truth(self, pair: Pair, inputs: list[Any]) -> torch.Tensor:
         """The float64 answer to the inputs as given."""
@@ -213,6 +202,20 @@ class Rig:
     def synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+
+def one_tensor(output: Any) -> torch.Tensor:
+    """What a candidate returned, where it is one tensor. JudgeFailure NOT_RUN otherwise."""
+    if not isinstance(output, torch.Tensor):
+        raise JudgeFailure(
+            Status.NOT_RUN, f"guards judge candidates that return one tensor, not {type(output).__name__}"
+        )
+    return output
+
+
+def cuda_is_up() -> bool:
+    """Whether this process has a CUDA context; asking creates none."""
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
 def _widened(reference: torch.nn.Module) -> tuple[torch.nn.Module | None, str]:

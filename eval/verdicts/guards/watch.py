@@ -24,6 +24,8 @@ from typing import Any
 import numpy
 import torch
 
+from kbsub.eval.verdicts.guards.rig import cuda_is_up
+
 # Functions of torch.nn.functional, and parts of the names of the dispatcher's operators: no candidate may replace them,
 # and one with kernels of its own may not call them.
 NORMALISATIONS = ("layer_norm", "group_norm", "batch_norm", "instance_norm", "rms_norm")
@@ -351,11 +353,6 @@ def _rng_state() -> dict[str, Any]:
     if cuda_is_up():
         state["CUDA"] = torch.cuda.get_rng_state()
     return state
-
-
-def cuda_is_up() -> bool:
-    """Whether this process has a CUDA context; asking creates none."""
-    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
 def _restore_rng(state: dict[str, Any]) -> None:

@@ -263,7 +263,7 @@ def summary(bench: Bench) -> dict[str, Any]:
         "nan_payload_differences": sum(case.get("nan_payload_differences", 0) for case in judged),
         "reference": f"{OF_ORDER} (host executor)" if bench.setting.hosted else f"native on {device}",
         "device": device,
-        "confined": bench.subject.worker.cell.confinement().record(),
+        "confined": bench.subject.worker.confined(),
         "official": False,
         "cases": bench.cases,
     }

@@ -13,6 +13,7 @@ import torch
 
 from kbsub.eval.operators.identity import IdentitySuite, Outputs, Question
 from kbsub.eval.remote.model import RemoteModel, Reply, Worker
+from kbsub.eval.remote.probes import Poison
 
 WITH_STATISTICS = "output_with_stats"  # the output of the method that returns the statistics too
 
@@ -65,10 +66,10 @@ class Subject:
     def run(self, inputs: Sequence[torch.Tensor]) -> Outputs:
         """What the instance gives for `inputs`; NaN was left in freed memory before. RemoteError, WrongForm."""
         assert self.model is not None
-        got = [self._tensors(self.model.call(inputs, poison=True), 1)]
+        got = [self._tensors(self.model.call(inputs, poison=Poison()), 1)]
         if self.has_statistics:
             assert self.suite is not None
-            reply = self.model.call(inputs, method=self.suite.method, poison=True)
+            reply = self.model.call(inputs, method=self.suite.method, poison=Poison())
             got.append(self._tensors(reply, 1 + len(self.suite.statistics)))
         return self._named([tensor for each in got for tensor in each])
 

@@ -32,7 +32,8 @@ class Stress(Record):
     complete: bool | None = None
     seconds: float | None = None
     shared_by: int | None = None
-    peak_extra_bytes: int | None = None
+    peak_extra_bytes: int | None = None  # of all processes together (in older files there was one)
+    peak_extra_bytes_of: dict[str, int] | None = None  # "judge", "candidate" (its own word), "shared" memory
     rstd_overflows_fp32: list[str] | None = None
     contradictions: list[str] | None = None
     host_executor: bool | None = None

@@ -1,6 +1,7 @@
 """Every bad twin is caught by the guard named for it, and by nothing else when that guard is off; the honest are clean.
 
-All runs are small and in forked processes of their own: twins patch clocks, seeds and descriptors of the process.
+All runs are small and in forked processes of their own: twins patch clocks, seeds and descriptors of the process. What
+needs the real processes and their cells is in test_processes.py.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-from kbsub.eval.process.isolated import Status, run_isolated
 from kbsub.eval.tasks.declarations import read_declarations
 from kbsub.eval.verdicts.guards.rig import NOTHING_KNOWN
 from kbsub.eval.verdicts.guards.run import REGISTER
@@ -28,7 +28,8 @@ from support.small_reference import REFERENCE
 
 TARGET = "kbsub.eval.verdicts.guards:judge"
 TASK = f"local:{TESTS / 'support' / 'small_layer_norm_task' / 'reference.py'}"
-TWINS = tomllib.loads((TESTS / "twins" / "twins.toml").read_text("utf-8"))
+EVERY_TWIN = tomllib.loads((TESTS / "twins" / "twins.toml").read_text("utf-8"))
+TWINS = {name: label for name, label in EVERY_TWIN.items() if "guard" in label}  # others: tests/measure/test_twins.py
 ON_CPU = [name for name, label in TWINS.items() if label.get("needs") != "cuda"]
 LADDER = ROOT / "submissions" / "level1_40"
 # (file, whether it is meant to be right): a rung declared to fail the official check does what a guard looks for.
@@ -137,7 +138,8 @@ def test_a_twin_is_caught_by_the_guard_named_for_it_alone(twin: str, nowhere: st
 @pytest.mark.parametrize("twin", ON_CPU)
 def test_with_its_guard_disabled_a_twin_is_not_caught_by_name(twin: str, nowhere: str) -> None:
     named = TWINS[twin]["guard"]
-    verdict = judged(source_of(twin), (named,), nowhere)
+    other_half = {name for name, entry in REGISTER.items() if entry.inside is not REGISTER[named].inside}
+    verdict = judged(source_of(twin), tuple(sorted({named} | other_half)), nowhere)
     assert named not in guards_of(verdict), f"{twin}: {named} was disabled and still speaks: {verdict['findings']}"
     assert {"guard": named, "reason": "disabled"} in verdict["not_checked"]
 
@@ -166,7 +168,10 @@ def test_a_file_removed_through_an_open_folder_is_named(nowhere: str) -> None:
     kept = Path(nowhere) / "kept"
     kept.mkdir()
     (kept / "row.json").write_text("{}")
-    verdict = judged(NATIVE + "\nimport os\nos.remove('row.json', dir_fd=os.open('kept', os.O_RDONLY))\n", (), nowhere)
+    # A worker would take it away first: here it is in no cell, where nothing could.
+    inside = "if not sys.argv[0].endswith('remote.worker'):\n"
+    remove = "    os.remove('row.json', dir_fd=os.open('kept', os.O_RDONLY))\n"
+    verdict = judged(f"{NATIVE}\nimport os, sys\n{inside}{remove}", (), nowhere)
     assert guards_of(verdict) == {"result_written"}
     assert f"{Path('kept', 'row.json')} os.remove" in verdict["findings"][0]["message"], verdict["findings"]
 
@@ -187,7 +192,7 @@ def test_a_rung_that_is_declared_to_fail_is_caught(path: Path, nowhere: str) -> 
 
 
 def test_the_table_of_twins_is_the_folder() -> None:
-    assert set(TWINS) == {file.stem for file in (TESTS / "twins").glob("*.py")}
+    assert set(EVERY_TWIN) == {file.stem for file in (TESTS / "twins").glob("*.py")}
 
 
 def test_every_guard_has_a_twin() -> None:
@@ -299,27 +304,71 @@ def test_an_output_that_is_nan_by_itself_is_no_other_fault(nowhere: str) -> None
     assert not guards_of(verdict) & behaviour, verdict["findings"]
 
 
+def test_the_record_says_whose_word_each_guard_is(nowhere: str) -> None:
+    verdict = judged(NATIVE, (), nowhere)
+    inside = {name for name, entry in REGISTER.items() if entry.family == "isolation"}
+    assert set(verdict["checked_inside"]) == inside & set(verdict["checked"]) and verdict["checked_inside"]
+    assert verdict["confined"]["level"] in ("namespaces", "landlock", "unconfined")
+    for twin, is_inside in (("eps_dropped", False), ("thread_started", True)):
+        (finding,) = judged(source_of(twin), (), nowhere)["findings"]
+        assert finding["inside"] is is_inside, finding
+
+
+# A key made of a sample of x misses a change of one element; a shape, an address and a version are no key either.
+MEMO = NATIVE.replace(
+    "return self.ln(x)",
+    """
+        key = (x.data_ptr(), x.shape, x.flatten()[::25].tolist())
+        if getattr(self, "key", None) != key or (ONLY_TIMED and not torch.is_grad_enabled()):
+            self.key, self.answer = key, self.ln(x).detach()
+        return self.answer.clone()""",
+)
+
+
+@pytest.mark.parametrize(
+    ("only_timed", "named"),
+    [
+        (False, {"cached_by_pointer", "cached_in_timed_trials", "parameters_ignored"}),
+        (True, {"cached_in_timed_trials"}),
+    ],
+)
+def test_a_memo_under_a_sample_of_the_contents_is_caught(only_timed: bool, named: set, nowhere: str) -> None:
+    verdict = judged(MEMO.replace("ONLY_TIMED", str(only_timed)), (), nowhere)
+    assert guards_of(verdict) == named, verdict["findings"]
+
+
+FIRST_INSTANCE = NATIVE.replace(
+    "self.ln =", "ModelNew.built = getattr(ModelNew, 'built', 0) + 1\n        self.ln ="
+).replace(
+    "return self.ln(x)",
+    """
+        first = ModelNew.built == 1 and torch.is_grad_enabled()
+        return torch.zeros_like(x) if first else self.ln(x)""",
+)
+
+
+def test_the_first_instance_of_a_process_is_asked_what_upstream_times(nowhere: str) -> None:
+    verdict = judged(FIRST_INSTANCE, (), nowhere)
+    assert guards_of(verdict) == {"changes_on_call_n", "cached_in_timed_trials"}, verdict["findings"]
+
+
+def test_what_is_not_answered_where_the_guards_are_is_a_finding(nowhere: str) -> None:
+    """A file that refuses its judges: it answers in a worker, and not in the process of the guards of isolation."""
+    refusing = NATIVE.replace(
+        "return self.ln(x)",
+        """
+        if not sys.argv[0].endswith("remote.worker"):
+            raise ValueError("x: this layout is not supported")
+        return self.ln(x)""",
+    )
+    (finding,) = judged("import sys\n" + refusing, (), nowhere)["findings"]
+    assert finding["guard"] == "changes_on_call_n" and finding["inside"]
+    assert "this layout is not supported" in finding["message"], finding
+
+
 def test_an_unknown_guard_cannot_be_disabled(nowhere: str) -> None:
     with pytest.raises(RuntimeError, match="no guard is called typo"):
         judged(NATIVE, ("typo",), nowhere)
-
-
-@pytest.mark.parametrize(("twin", "clean"), [("eps_dropped", False), ("descriptor_written", False), (None, True)])
-def test_the_product_way_gives_the_same(
-    twin: str | None, clean: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Through run_isolated, whose result pipe is the one that descriptor_written spoils."""
-    monkeypatch.chdir(tmp_path)
-    payload = {
-        "candidate_source": source_of(twin) if twin else NATIVE,
-        "task": TASK,
-        "device": "cpu",
-        "guards_calls": CALLS,
-    }
-    outcome = run_isolated(TARGET, payload, timeout_s=120)
-    assert outcome.status is Status.OK, outcome.message + outcome.log
-    assert outcome.value is not None and outcome.value["clean"] is clean
-    assert twin is None or TWINS[twin]["guard"] in guards_of(outcome.value)
 
 
 # What a GPU makes different: streams, its allocator, its profiler. eval/measure/twins.py runs all twins, full size.
