@@ -36,10 +36,10 @@ else:
 from kbsub.adapters.checkout import find_checkout
 from kbsub.adapters.source import read_limited as read_bytes
 from kbsub.eval.measure.project import SUBMISSIONS, project_path
-from kbsub.eval.process.cell import Cell, candidate_folder
 from kbsub.eval.process.isolated import Outcome, run_isolated
 from kbsub.eval.results.model import write_json_atomic
 from kbsub.eval.run.machine_facts import measured_on
+from kbsub.eval.tasks.cell import cell_of
 from kbsub.eval.tasks.declarations import read_declarations
 from kbsub.eval.verdicts.kind import Answer, Asked
 from kbsub.eval.verdicts.referee.registration import Referee, answer, upstream_ms
@@ -129,8 +129,7 @@ def run_part(job: RefereeRow, part: str, gpu: str, checkout: str, options: argpa
     kind = KINDS[part]
     cell = None
     if kind.runs_candidate:
-        places = (Path(__file__).resolve().parents[2], Path(checkout))
-        cell = Cell(candidate_folder(job.sha256), readable=places)
+        cell = cell_of([job.sha256], job.task, Path(checkout))
     seen = {"CUDA_VISIBLE_DEVICES": gpu}
     timeout_s = options.timeout + (options.timeout * options.together if part == "referee" else 0)  # for its turn
     outcome = run_isolated(kind.judge, payload, timeout_s=timeout_s, cell=cell, env=seen)

@@ -17,6 +17,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,10 @@ from kbsub.adapters.candidate import cuda_source_of
 from kbsub.adapters.refusal import modules_of, reference_asked
 from kbsub.adapters.task import CORRECTNESS_TRIALS, SEED, Modules, Task, task_from_payload
 from kbsub.eval.operators.compare.predicate import OFFICIAL_TOLERANCE
-from kbsub.eval.process.cell import Cell, candidate_folder
 from kbsub.eval.process.isolated import JudgeFailure, Status, is_out_of_memory
 from kbsub.eval.remote.model import RemoteError, Worker
 from kbsub.eval.remote.ring import CallRing, tensors_of
+from kbsub.eval.tasks.cell import cell_of
 from kbsub.eval.tasks.task_file import read_task_file, task_file
 from kbsub.eval.verdicts.referee import floors
 from kbsub.eval.verdicts.referee.contents import Contents
@@ -67,11 +68,11 @@ def judge(payload: dict[str, Any], progress: Progress) -> dict[str, Any]:
     limit = SHARE_OF_TIME * float(payload.get("timeout_s") or 300.0)
     like = _like_upstream(payload)
     source = payload["candidate_source"]
-    checkout = (Path(payload["kernelbench"]),) if payload.get("kernelbench") else ()
-    folder = candidate_folder(hashlib.sha256(source.encode()).hexdigest())
+    checkout = Path(payload["kernelbench"]) if payload.get("kernelbench") else None
+    digest = hashlib.sha256(source.encode()).hexdigest()
     # How threads wait is told to the official verdict's process too.
     variables = {name: os.environ[name] for name in (WAIT_POLICY,) if name in os.environ}
-    cell = Cell(folder, readable=checkout, variables=variables)
+    cell = replace(cell_of([digest], str(payload["task"]), checkout), variables=variables)
     progress({"stage": "start"})
     # Both processes import torch while the reference is made ready here; no candidate is loaded before.
     null = Null(device, limit, like)
@@ -304,7 +305,7 @@ class _Run:
             "wrong": tally.wrong if tally else 0,
             "problems": list(tally.problems) if tally else [],
             "device": self.scene.device.type,
-            "confined": self.worker.cell.confinement().record(),
+            "confined": self.worker.confined(),
             "precision": self.scene.task.precision,
             "tolerance": self.scene.tolerance,
             "spread": self.scene.spread,

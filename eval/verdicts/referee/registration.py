@@ -41,7 +41,7 @@ class Referee(Record):
     wrong: int
     problems: list[str]
     device: str
-    confined: dict[str, Any]
+    confined: dict[str, Any] | None = None
     precision: str
     tolerance: float
     ms: float | None = None
