@@ -17,6 +17,7 @@ import dataclasses
 import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -73,15 +74,19 @@ def row_of(outcome: Outcome) -> dict[str, Any]:
 
 
 def in_turn(programs: Mapping[str, Run], rounds: int, keep: Keep) -> dict[str, dict[str, Any]]:
-    """Every program once uncounted on both sides, then `rounds` times on both, the first side changing every round.
+    """Every program once uncounted on both sides, all at a time, since building is most of it; then `rounds` times on
+    both, one after the other, the first side changing every round.
 
     `keep` gets every program's record after each round. A program that fails uncounted is not run again.
     """
     found: dict[str, dict[str, Any]] = {}
-    for name, run in programs.items():
-        found[name] = {"warm_up": {side: run(side) for side in SIDES}, "runs": {side: [] for side in SIDES}}
-        found[name] |= summary(found[name])
-        keep(found)
+    with ThreadPoolExecutor(max(1, len(SIDES) * len(programs))) as pool:
+        begun = {name: {side: pool.submit(run, side) for side in SIDES} for name, run in programs.items()}
+        for name, sides in begun.items():
+            warm_up = {side: run.result() for side, run in sides.items()}
+            found[name] = {"warm_up": warm_up, "runs": {side: [] for side in SIDES}}
+            found[name] |= summary(found[name])
+            keep(found)
     for number in range(rounds):
         for name, run in programs.items():
             if all(each["correct"] for each in found[name]["warm_up"].values()):

@@ -18,6 +18,8 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kbsub.eval.process.cell import Cell, Confinement
+
 PRELOAD = [
     "torch",
     "torch._dynamo",
@@ -35,8 +37,13 @@ PRELOAD = [
 ]  # torch.manual_seed imports _dynamo, a second each time
 
 
+UNCONFINED = Confinement("unconfined", ("a test's child, forked from a server",))
+
+
 class Forked:
-    """A forked process with the parts of subprocess.Popen that are used of a cell's."""
+    """A forked process with the parts of CellProcess that are used."""
+
+    refusal = ""
 
     def __init__(self, module: str, words: Sequence[str], env: Mapping[str, str], stdin: Any, stdout: Any) -> None:
         self.returncode: int | None = None
@@ -64,6 +71,9 @@ class Forked:
         if write is not None:
             os.close(write)
         self.stdout = None if read is None else os.fdopen(read, "rb")
+
+    def entered(self, timeout_s: float = 60.0) -> Confinement:
+        return UNCONFINED
 
     def poll(self) -> int | None:
         if self.returncode is None:
@@ -97,8 +107,6 @@ def _popen(
 def _one(target: str, payload: dict[str, Any], folder: str, queue: Any) -> None:
     """The forked process: a result pipe named on the command line, as run_isolated's child has; its own folder."""
     import torch
-
-    from kbsub.eval.process.cell import Cell
 
     torch.set_num_threads(1)
     os.chdir(folder)

@@ -26,9 +26,7 @@ import pytest
 
 from kbsub.eval.process import isolated
 from kbsub.eval.process.cell import Cell, Confinement
-from support.forked import PRELOAD
-
-UNCONFINED = Confinement("unconfined", ("a test's child, forked from a server",))
+from support.forked import PRELOAD, UNCONFINED
 
 
 class WarmChild:
