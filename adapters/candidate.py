@@ -38,18 +38,20 @@ class CandidateError(JudgeFailure):
         super().__init__(status, message)
 
 
-def load_candidate(source: str, task: Task, *, build_dir: bool = False, modules: Modules | None = None) -> type[Any]:
+def load_candidate(
+    source: str, task: Task, *, build_dir: bool | Path = False, modules: Modules | None = None
+) -> type[Any]:
     """Execute `source` in the dict of `modules` (by default that of a fresh `task.modules()`) and return its ModelNew.
 
-    `build_dir=True` puts upstream's two lines first. Raises CandidateError: a syntax error with its line, an import
-    or any other error while the file is executed, no ModelNew.
+    `build_dir` puts upstream's two lines first, for a temporary folder or for the one that is given. Raises
+    CandidateError: a syntax error with its line, an import or any other error while the file is executed, no ModelNew.
     """
     context = (modules or task.modules()).context
     text = source
     if build_dir:
         import tempfile
 
-        folder = str(Path(tempfile.gettempdir()) / "kbsub-build")
+        folder = str(Path(tempfile.gettempdir()) / "kbsub-build" if build_dir is True else build_dir)
         context["BUILD_DIRECTORY"] = folder
         text = f"import os\nos.environ['TORCH_EXTENSIONS_DIR'] = {folder!r}\n{source}"
     try:

@@ -17,6 +17,7 @@ def command(
     ] = None,
     task: Annotated[str, typer.Option(help="The task of the default file.")] = "level1_40",
     precision: Annotated[str, typer.Option(help="fp32, fp16 or bf16, for the table of several files.")] = "fp32",
+    rank: Annotated[str, typer.Option(help="Whose time ranks the candidates: upstream or referee.")] = "upstream",
     out: Annotated[Path | None, typer.Option(help="Folder for the Markdown table and the pictures.")] = None,
 ) -> None:
     """Tables and plots of stored runs: which program is faster, by how much, and whether the difference is real.
@@ -31,13 +32,16 @@ def command(
     from kbsub.eval.run.machine_facts import gpu_folder, gpu_name
 
     console = console_for_stdout()
+    if rank not in (compare.UPSTREAM, compare.REFEREE):
+        typer.echo(printable(f"kbsub compare: --rank {rank}: upstream or referee"), err=True)
+        raise typer.Exit(2)
     paths = [*(files or []), *(more or [])] or [Path("runs") / gpu_folder(gpu_name()) / f"{task}.json"]
     try:
         results = [read_result(path) for path in paths]
         if len(results) > 1:
             tables = [compare.side_by_side(results, [str(path) for path in paths], precision)]
         else:
-            tables = compare.tables_of(results[0], paths[0])
+            tables = compare.tables_of(results[0], paths[0], rank)
     except (ResultError, ValueError) as error:
         typer.echo(printable(f"kbsub compare: {error}"), err=True)
         raise typer.Exit(2) from None

@@ -13,7 +13,7 @@ from kbsub.eval.verdicts.register import KINDS
 
 def command(
     candidates: Annotated[list[str], typer.Argument(help="Candidate files, or names in submissions/<task>.")],
-    require: Annotated[str, typer.Option(help=f"Verdicts, by comma: {', '.join(KINDS)}.")] = ",".join(KINDS),
+    require: Annotated[str, typer.Option(help=f"Verdicts, by comma: {', '.join(KINDS)}.")] = "official,referee",
     task: common.Task = "",
     precision: Annotated[str, typer.Option(help="fp32, fp16 or bf16.")] = "fp32",
     device: Annotated[str, typer.Option(help="cuda, cuda:<index>, or cpu through the host executor.")] = "",

@@ -47,6 +47,13 @@ class HostBlock:
         os.close(self.descriptor)  # the mapping goes with the last tensor that looks into it
 
 
+class HostView:
+    """Somebody's memory file, mapped whole, for one whose word is trusted."""
+
+    def __init__(self, whole: torch.Tensor) -> None:
+        self.bytes, self.address = whole, whole.data_ptr()
+
+
 def map_host(descriptor: int, nbytes: int) -> torch.Tensor:
     """The whole file as a uint8 tensor, writes shared. For files whose seals hold."""
     return torch.frombuffer(mmap.mmap(descriptor, nbytes), dtype=torch.uint8)

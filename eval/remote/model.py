@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 from typing import Any
@@ -27,38 +27,24 @@ import torch
 from kbsub.adapters.task import SEED, Task
 from kbsub.eval.process.cell import Cell, CellProcess
 from kbsub.eval.process.frames import Channel, FrameError, check, printable
-from kbsub.eval.process.isolated import JudgeFailure, Status
-from kbsub.eval.remote.endings import how_it_ended
+from kbsub.eval.process.isolated import Status
+from kbsub.eval.remote.failures import CandidateRaised as CandidateRaised
+from kbsub.eval.remote.failures import CandidateRefused as CandidateRefused
+from kbsub.eval.remote.failures import RemoteError as RemoteError
+from kbsub.eval.remote.failures import WorkerFailure as WorkerFailure
+from kbsub.eval.remote.failures import how_it_ended, raised
 from kbsub.eval.remote.probes import Poison
-from kbsub.eval.remote.reading import FACTS_FORM, Forms, OutputReader, TensorFacts, state_forms
+from kbsub.eval.remote.reading import FACTS_FORM, OutputReader, TensorFacts, state_forms
 from kbsub.eval.remote.sending import Blocks
 
 _ERROR_FORM = {"error": {"kind": str, "type": str, "text": str}}
-_TOLD_FORM = {
+TOLD_FORM = {
     "value": dict,
     "tensors": [FACTS_FORM],
     "block": {"number": int, "fresh": bool},
 }
-
-
-class RemoteError(JudgeFailure):
-    """Something that went wrong on the candidate's side; `status` is the row's."""
-
-
-class WorkerFailure(RemoteError):
-    """The process hung, died or sent what is no reply. It has been ended."""
-
-
-class CandidateRaised(RemoteError):
-    """An exception of the candidate's, told by its process: `type_name` and `text` are printable and bounded."""
-
-    def __init__(self, status: Status, type_name: str, text: str) -> None:
-        super().__init__(status, f"{type_name}: {text}" if type_name else text)
-        self.type_name, self.text = type_name, text
-
-
-class CandidateRefused(CandidateRaised, ValueError):
-    """The candidate raised ValueError: it refuses this input."""
+# As run_isolated starts the official verdict's process: a candidate sees the same.
+WORKER_VARIABLES = {"PYTHONSAFEPATH": "1", "PYTHONIOENCODING": "utf-8:backslashreplace"}
 
 
 @dataclass(frozen=True)
@@ -82,10 +68,18 @@ class Worker:
         self.device, self.timeout_s = device, timeout_s
         self._blocks, self._reader = Blocks(device), OutputReader(device)
         self._instances = 0
+        self._start_words: dict[str, Any] = {}
         self._failure: WorkerFailure | None = None
 
     @classmethod
-    def start(
+    def start(cls, candidate_source: str, task: Task, **options: Any) -> Worker:
+        """`spawn` and `load` in one. Raises what they raise."""
+        worker = cls.spawn(candidate_source, task, **options)
+        worker.load()
+        return worker
+
+    @classmethod
+    def spawn(
         cls,
         candidate_source: str,
         task: Task,
@@ -99,14 +93,15 @@ class Worker:
         host_cache: str | None = None,
         timeout_s: float = 300.0,
         output: int | None = None,
+        like: Mapping[str, Any] | None = None,
     ) -> Worker:
-        """Start a process in `cell` and load the candidate there, in the dict of its own copy of `task`.
+        """Start a process in `cell`, in which `load` loads the candidate, in the dict of its own copy of `task`.
 
         dtype: what models are cast to (the task's). hosted: the name of Limits of the host executor ("H200_LIMITS",
         "SMALL_LIMITS") that executes its CUDA source on the CPU, with `workers` processes; host_cache: a folder with
         the executor's compiled runtime, copied into the cell. timeout_s: for this and, by default, for every request.
-        output: the descriptor that the process prints on (default: this process's stderr). Raises CandidateRaised
-        (COMPILE_ERROR: the file does not load), or WorkerFailure: NOT_RUN before a line of the candidate has run.
+        output: the descriptor that the process prints on (default: this process's stderr). like: what the process is
+        made to look like (remote/likeness.py; default: itself).
         """
         place = torch.device(device)
         if str(place) == "cuda":
@@ -116,31 +111,37 @@ class Worker:
         command += [host_cache] if host_cache else []
         output = sys.__stderr__.fileno() if output is None and sys.__stderr__ is not None else output
         try:
-            child = cell.popen(
-                command, env={"PYTHONSAFEPATH": "1"}, pass_fds=(theirs.fileno(),), stdout=output, stderr=output
-            )
+            child = cell.popen(command, env=WORKER_VARIABLES, pass_fds=(theirs.fileno(),), stdout=output, stderr=output)
         except BaseException:
             ours.close()
             raise
         finally:
             theirs.close()
         worker = cls(child, Channel(ours), cell, place, timeout_s)
-        try:
-            worker._await_ready(timeout_s)
-            words = {
-                "source": candidate_source,
-                "task": asdict(replace(task, folder=None)),  # its source is all that is executed
-                "device": str(place),
-                "dtype": str(dtype or task.dtype).removeprefix("torch."),
-                "hosted": hosted,
-                "workers": workers,
-                "build_dir": build_dir,
-            }
-            worker._ask("start", {}, timeout_s, words)
-        except BaseException:
-            worker.close()
-            raise
+        worker._start_words = {
+            "source": candidate_source,
+            "task": asdict(replace(task, folder=None)),  # its source is all that is executed
+            "device": str(place),
+            "dtype": str(dtype or task.dtype).removeprefix("torch."),
+            "hosted": hosted,
+            "workers": workers,
+            "build_dir": build_dir,
+            "like": dict(like) if like is not None else None,
+        }
         return worker
+
+    def load(self) -> None:
+        """Wait until the process is there, and have it load the candidate; a failure ends it.
+
+        Raises CandidateRaised (COMPILE_ERROR: the file does not load), or WorkerFailure: NOT_RUN before a line of the
+        candidate has run.
+        """
+        try:
+            self._await_ready(self.timeout_s)
+            self._ask("start", {}, self.timeout_s, self._start_words)
+        except BaseException:
+            self.close()
+            raise
 
     def construct(
         self, init_inputs: Sequence[Any], seed: int | None = SEED, *, grad: bool = False, timeout_s: float | None = None
@@ -152,7 +153,11 @@ class Worker:
         self._instances += 1
         words = {"instance": self._instances, "seed": seed, "grad": grad}
         reply = self._ask("construct", {"state": Any}, timeout_s, words, list(init_inputs))
-        return RemoteModel(self, self._instances, self._forms(reply["state"]))
+        try:
+            forms = state_forms(reply["state"])
+        except ValueError as error:
+            raise self.nonsense("construct", error) from error
+        return RemoteModel(self, self._instances, forms)
 
     def confined(self) -> dict[str, Any]:
         """What the process was confined by before it began, as it stands in a record."""
@@ -209,18 +214,22 @@ class Worker:
         words: Mapping[str, Any],
         value: Any = None,
         block: str = "call",
+        descriptors: Sequence[int] = (),
+        sent: Callable[[], None] = lambda: None,
     ) -> dict[str, Any]:
-        """One request and its reply, checked; with `tensors` in it, they are read in `_told`. Raises RemoteError."""
+        """One request and its reply, checked; with `tensors` in it, they are read in `_told`. Raises RemoteError.
+
+        sent: called once the request is under way."""
         if self._failure is not None:
             raise self._failure
         limit = self.timeout_s if timeout_s is None else timeout_s
         request: dict[str, Any] = {"op": op, **words}
-        descriptors: list[int] = []
         if value is not None:
             told, descriptors = self._blocks.put(block, value, again=op in ("replay", "read"))
             request |= told
         try:
             self.channel.send(request, limit, descriptors)
+            sent()
             reply, rights = self.channel.receive(Any, limit)
             self._reader.take(rights if "value" in form else [], rights)
             if reply.get("error") is not None:
@@ -230,32 +239,20 @@ class Worker:
         except FrameError as error:
             raise self._fail(error.status, error.message, op) from error
         except ValueError as error:
-            raise self._fail(Status.CRASHED, f"a malformed reply: {error}", op) from error
+            raise self.nonsense(op, error) from error
         if reply.get("error") is not None:
-            raise self._raised(reply["error"], op)
+            raise raised(reply["error"], op)
         return reply
 
     def _told(self, reply: dict[str, Any], op: str) -> tuple[Any, tuple[TensorFacts, ...]]:
         try:
             return self._reader.read(reply)
         except ValueError as error:
-            raise self._fail(Status.CRASHED, f"a malformed reply: {error}", op) from error
+            raise self.nonsense(op, error) from error
 
-    def _forms(self, told: Any) -> Forms:
-        try:
-            return state_forms(told)
-        except ValueError as error:
-            raise self._fail(Status.CRASHED, f"a malformed reply: {error}", "construct") from error
-
-    def _raised(self, error: Mapping[str, str], op: str) -> CandidateRaised:
-        name, text, kind = printable(error["type"], 80), printable(error["text"]), error["kind"]
-        if kind == "value":
-            return CandidateRefused(Status.RUNTIME_ERROR, name, text)
-        if kind == "load" and op == "start":
-            return CandidateRaised(Status.COMPILE_ERROR, "", text)
-        if kind == "exit":
-            return CandidateRaised(Status.CRASHED, name, f"the candidate called sys.exit({text})")
-        return CandidateRaised(Status.OUT_OF_MEMORY if kind == "memory" else Status.RUNTIME_ERROR, name, text)
+    def nonsense(self, op: str, why: object) -> WorkerFailure:
+        """End the worker for a reply that does not hold; the failure to raise."""
+        return self._fail(Status.CRASHED, f"a malformed reply: {why}", op)
 
     def _fail(self, status: Status, message: str, op: str) -> WorkerFailure:
         """End the worker; the failure that this and every later request raises."""
@@ -356,7 +353,7 @@ class RemoteModel:
 
     def state(self, timeout_s: float | None = None) -> dict[str, torch.Tensor]:
         """Copies of the tensors of its state dict. Raises RemoteError, also when it is no dict of tensors."""
-        reply = self._ask("state", _TOLD_FORM, timeout_s)
+        reply = self._ask("state", TOLD_FORM, timeout_s)
         value, _ = self.worker._told(reply, "state")
         if not isinstance(value, dict) or not all(isinstance(each, torch.Tensor) for each in value.values()):
             raise CandidateRaised(Status.RUNTIME_ERROR, "", "the state dict has something that is no tensor")
@@ -393,7 +390,7 @@ class RemoteModel:
 
     def _answer(self, op: str, words: dict[str, Any], inputs: list[Any], block: str, timeout_s: float | None) -> Reply:
         started = time.monotonic()
-        reply = self._ask(op, _TOLD_FORM, timeout_s, inputs, block=block, **words)
+        reply = self._ask(op, TOLD_FORM, timeout_s, inputs, block=block, **words)
         seconds = time.monotonic() - started
         value, facts = self.worker._told(reply, op)
         return Reply(value, facts, self.worker._blocks.changed(block), seconds)

@@ -15,6 +15,7 @@ from kbsub.eval.remote.memory import HANDLE_BYTES, Mapped, SharedMemoryError, ch
 from kbsub.eval.remote.values import MAX_TENSORS, SLOT_FORM, Slot, ValueProblem, unpack
 
 # How much of a worker's memory stays mapped from one reply to the next: freed there, it stays taken until let go here.
+STATE_ENTRIES = 100_000
 KEPT_BYTES, KEPT_MAPPINGS = 4 << 30, 16
 
 FACTS_FORM = {
@@ -164,13 +165,9 @@ def _facts(told: Mapping[str, Any], tensor: torch.Tensor) -> TensorFacts:
     )
 
 
-Forms = dict[str, tuple[str, tuple[int, ...]]]  # key of a state dict -> (dtype, shape)
-_STATE_ENTRIES = 100_000
-
-
-def state_forms(told: Any) -> Forms:
-    """The dtype and shape of each tensor of a state dict, as a worker tells them. ValueError for what is none."""
-    if not isinstance(told, dict) or len(told) > _STATE_ENTRIES:
+def state_forms(told: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Dtype and shape of each tensor of a state dict, as a worker tells them. ValueError for what is no such thing."""
+    if not isinstance(told, dict) or len(told) > STATE_ENTRIES:
         raise ValueError("the forms of a state dict are no object")
     for form in told.values():
         check(form, [(str, list)])

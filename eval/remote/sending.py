@@ -57,6 +57,11 @@ class Blocks:
         }
         return told, descriptors
 
+    def reserve(self, name: str, size: int) -> tuple[dict[str, Any], list[int], HostBlock | DeviceBlock]:
+        """Block `name` of at least `size` bytes, to be written by its owner: words and descriptors that tell of it."""
+        opened, descriptors = self._room(name, size)
+        return {"block": self._of[name], "open": opened}, descriptors, self._made[self._of[name]]
+
     def changed(self, name: str) -> tuple[int, ...]:
         """Indices of the last arguments in `name` whose shared bytes differ from the judge's own tensors.
 

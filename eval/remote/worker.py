@@ -25,12 +25,15 @@ import torch
 from kbsub.adapters.candidate import load_candidate
 from kbsub.adapters.task import Task
 from kbsub.eval.process.frames import Channel, printable
+from kbsub.eval.remote.batches import BATCH_REPLIES, Batches
 from kbsub.eval.remote.errors import error_words
 from kbsub.eval.remote.graphs import called, captured, in_turn
 from kbsub.eval.remote.host_cache import seed_host_cache
+from kbsub.eval.remote.likeness import dress
 from kbsub.eval.remote.memory import (
     DeviceBlock,
     HostBlock,
+    HostView,
     Mapped,
     SharedMemoryError,
     allocation_of,
@@ -43,6 +46,7 @@ from kbsub.eval.remote.values import Slot, lay, pack, unpack
 
 REQUEST_LIMIT = 64 << 20  # bytes: the source of a candidate is one of the words
 FOREVER_S = 1e6  # the other side counts the time
+PLAIN = ("start", "construct", "drop", "load_state", "capture", "repeat", *BATCH_REPLIES)
 
 # Taken before a candidate can put something else in their place. It can still lie; it cannot by accident.
 _data_ptr, _detach = torch.Tensor.data_ptr, torch.Tensor.detach
@@ -50,10 +54,11 @@ _synchronize = torch.cuda.synchronize
 _plain = torch._C.DisableTorchFunction
 
 
-class Session:
+class Session(Batches):
     """What one worker holds: the candidate's class, its instances, and the memory it shares."""
 
     def __init__(self, channel: Channel) -> None:
+        super().__init__()
         self.channel = channel
         self.device, self.dtype = torch.device("cpu"), torch.float32
         self.model: Callable[..., Any] = torch.nn.Module
@@ -75,12 +80,13 @@ class Session:
             torch.cuda.init()  # type: ignore[no-untyped-call]
             torch.cuda.set_device(self.device)
             torch.zeros(1, device=self.device)
+        build_dir = dress(request["like"], request["source"]) if request["like"] else request["build_dir"]
         told = request["task"]
         paths = {key: Path(told[key]) for key in ("folder", "reference_path", "path") if told.get(key)}
         task = Task(**{**told, **paths})
         self.base = self._peak()
         modules = task.modules()
-        model = load_candidate(request["source"], task, build_dir=request["build_dir"], modules=modules)
+        model = load_candidate(request["source"], task, build_dir=build_dir, modules=modules)
         if request["hosted"]:
             import kbsub.eval.host_executor as host
 
@@ -226,7 +232,7 @@ class Session:
         if told["handle"] is not None:
             self.blocks[told["id"]] = Mapped(bytes.fromhex(told["handle"]), self.device, told["nbytes"])
         else:
-            self.blocks[told["id"]] = _HostView(_map_host(descriptors[0], told["nbytes"]))
+            self.blocks[told["id"]] = HostView(_map_host(descriptors[0], told["nbytes"]))
 
     def tensors_of(self, request: dict[str, Any]) -> list[torch.Tensor]:
         """The arguments of a request; with `same`, the very tensors of the last such call, if they lay there."""
@@ -334,11 +340,6 @@ class Session:
         return True
 
 
-class _HostView:
-    def __init__(self, whole: torch.Tensor) -> None:
-        self.bytes, self.address = whole, whole.data_ptr()
-
-
 def _address(tensor: Any) -> int:
     try:
         return int(_data_ptr(tensor))
@@ -357,7 +358,7 @@ def serve(session: Session, channel: Channel) -> None:
                 session.open_block(request["open"], descriptors)
             arguments = unpack(request["value"], session.tensors_of(request)) if request.get("value") else None
             found = getattr(session, request["op"])(request, arguments)
-            if request["op"] in ("start", "construct", "drop", "load_state", "capture", "repeat"):
+            if request["op"] in PLAIN:
                 reply = {"error": None, **found}
             elif request["op"] in ("set_attribute", "has", "peak", "floats"):
                 reply = {"error": None, "answer": found}

@@ -6,6 +6,7 @@ side by side, each against the eager of its own file, and the table says that th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -32,6 +33,10 @@ from kbsub.eval.report.verdict_tables import best
 from kbsub.eval.results.files import write_text_atomic
 from kbsub.eval.results.model import Candidate, Result
 from kbsub.eval.tasks.folder import submissions_folder
+from kbsub.eval.verdicts.referee.registration import Referee, brief
+
+UPSTREAM, REFEREE = "upstream", "referee"
+RANKING = ["program (ms)", "contract", "upstream", "referee", "interval", "upstream / referee", "the two"]
 
 
 def column_name(result: Result) -> str:
@@ -98,14 +103,55 @@ def chosen_candidates(result: Result, precision: str = "fp32") -> list[str]:
     return names or [name for name, row in rows.items() if isinstance(row, Candidate) and row.timing]
 
 
-def tables_of(result: Result, path: Path | None = None) -> list[Table]:
-    """Every timing table one result can fill: by precision the official shape and the comparisons, then the shapes.
+def ranking_table(result: Result, precision: str = "fp32", rank: str = UPSTREAM) -> Table:
+    """Candidates by upstream's own time, as the published protocol ranks them, and the referee's beside it.
 
-    `path`: where the result is from. With it, rows whose file in this installation is not the measured one are marked
-    (a candidate without a file here may never have had one: nothing is said).
+    rank: UPSTREAM or REFEREE, by whose time; those without it come last. A row whose two times differ says so.
+    """
+    table = Table(f"candidates by {rank}'s time, {precision}", RANKING)
+    found = []
+    for name, row in programs(result, precision).items():
+        if not isinstance(row, Candidate):
+            continue
+        theirs, verdict = row.official.ms if row.official is not None else None, row.verdict(Referee)
+        if theirs is None and verdict is None:
+            continue
+        ours = verdict.ms if verdict is not None and verdict.good else None
+        ratio = theirs / ours if theirs is not None and ours is not None else None
+        words = NOTHING if verdict is None else _referee_words(verdict, theirs)
+        cells = [title_of(name), row.contract or "undeclared", ms(theirs), ms(ours)]
+        interval = NOTHING if ours is None or verdict is None else f"{ms(verdict.low)} - {ms(verdict.high)}"
+        cells += [interval, NOTHING if ratio is None else f"{ratio:.2f}", words]
+        found.append(((ours if rank == REFEREE else theirs), cells))
+    table.rows = [cells for _, cells in sorted(found, key=lambda each: math.inf if each[0] is None else each[0])]
+    if table.rows:
+        table.notes = [
+            "Upstream: KernelBench's own mean, taken in the candidate's process. Referee: a clock outside of it, with "
+            "its 95% interval; where the two differ by more than 5%, the words say so."
+        ]
+    return table
+
+
+def _referee_words(verdict: Referee, theirs: float | None) -> str:
+    if not verdict.good:
+        return brief(verdict)
+    deceived = verdict.deceives(theirs)
+    words = [*verdict.under_the_floor(theirs), *([deceived] if deceived else []), *verdict.flags(theirs)]
+    return "; ".join(words) or ("agrees" if theirs is not None else NOTHING)
+
+
+def tables_of(result: Result, path: Path | None = None, rank: str = UPSTREAM) -> list[Table]:
+    """Every timing table one result can fill: by precision the ranking, the official shape and the comparisons, then
+    the shapes.
+
+    rank: see `ranking_table`. `path`: where the result is from. With it, rows whose file in this installation is not
+    the measured one are marked (a candidate without a file here may never have had one: nothing is said).
     """
     found = []
     for precision in PRECISIONS:
+        ranking = ranking_table(result, precision, rank)
+        if ranking.rows:
+            found.append(_marked(ranking, result, path, (precision,)))
         table = timing_table(result, precision)
         if table.rows:
             verdicts = verdicts_table(result, chosen_candidates(result, precision), precision)

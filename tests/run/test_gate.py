@@ -207,7 +207,7 @@ REPORTED = {"good": [Check("official", P, "fine"), Check("stress", Answer.NOT_RE
 def test_the_json_names_what_was_not_required() -> None:
     content = as_json(REPORTED, ["official"], {"task": "level1_40"})
     assert content["required"] == ["official"]
-    assert content["not_required"] == ["identity", "stress", "oracle", "guards", "source"]
+    assert content["not_required"] == [name for name in KINDS if name != "official"]
     assert content["exit_code"] == 1
     assert content["candidates"]["good"]["stress"]["answer"] == "not required"
 
@@ -249,11 +249,11 @@ def native(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_zero_when_every_required_check_passes(native: str, tmp_path: Path) -> None:
     result = gate(native, *SMALL, "--require", "guards", "--json", "gate.json", "--junit", "deep/gate.xml")
     assert result.exit_code == 0, result.output
-    assert "not required, so not certified: official, identity, stress, oracle" in result.output
+    assert "not required, so not certified: official, identity, stress, oracle, referee" in result.output
     content = json.loads((tmp_path / "gate.json").read_text())
     assert content["candidates"]["native"]["guards"]["answer"] == "pass"
     assert content["provenance"] == "local"
-    assert junitparser.JUnitXml.fromfile(str(tmp_path / "deep" / "gate.xml")).skipped == 5
+    assert junitparser.JUnitXml.fromfile(str(tmp_path / "deep" / "gate.xml")).skipped == len(KINDS) - 1
 
 
 def test_one_when_a_required_check_fails(native: str) -> None:
@@ -298,9 +298,9 @@ def test_two_when_the_candidate_does_not_exist(native: str) -> None:
     assert result.exit_code == 2 and "nowhere.py: no such candidate file" in result.output
 
 
-def test_the_default_requires_everything_and_so_official(native: str) -> None:
+def test_the_default_requires_official_and_referee(native: str) -> None:
     result = gate(native, *SMALL[:2], "--device", "cuda:77", "--json", "gate.json")
-    assert json.loads(Path("gate.json").read_text())["required"] == list(KINDS), result.output
+    assert json.loads(Path("gate.json").read_text())["required"] == ["official", "referee"], result.output
 
 
 def test_the_example_workflow_calls_what_exists() -> None:

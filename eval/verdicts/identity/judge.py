@@ -237,7 +237,7 @@ def _judge(bench: Bench, payload: dict[str, Any], progress: Progress) -> dict[st
         raise JudgeFailure(status, f"{where}: {type(error).__name__}: {error}", found()) from error
     result = found()
     if suite is None and (why := bench.cases[0].get("skipped")):  # the task as it is: nothing else is worth a verdict
-        raise JudgeFailure(Status.NOT_RUN, f"{bench.cases[0]['name']}: {why}", result)
+        raise JudgeFailure(Status.NOT_CHECKED, f"{bench.cases[0]['name']}: {why}", result)
     expect = (payload.get("declaration") or {}).get("expect")
     if expect and suite and bench.setting.device.type == "cuda":  # declarations speak of native on CUDA
         result["contradictions"] = contradictions_of(expect, result)

@@ -1,0 +1,1 @@
+"""Correctness and time that a candidate cannot write: task, inputs, reference, clock and comparison are elsewhere."""

@@ -1,0 +1,71 @@
+"""What a batch costs by itself: a candidate that does nothing, in a cell of its own, by the same protocol."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from kbsub.adapters.task import Task
+from kbsub.eval.process.cell import Cell, candidate_folder
+from kbsub.eval.remote.model import Worker
+from kbsub.eval.remote.ring import CallRing
+
+SOURCE = """\
+import torch
+
+
+class ModelNew(torch.nn.Module):
+    def __init__(self, *arguments):
+        super().__init__()
+
+    def forward(self, x):
+        return torch.zeros(64, device=x.device)
+"""
+TASK_SOURCE = """\
+import torch
+
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return x
+
+
+def get_inputs():
+    return [torch.zeros(64)]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+class Null:
+    """The null candidate, being started; `load` waits for it. `run` gives the ms of a batch of n of its calls."""
+
+    def __init__(self, device: torch.device, timeout_s: float, like: Mapping[str, Any] | None) -> None:
+        digest = hashlib.sha256(TASK_SOURCE.encode()).hexdigest()
+        task = Task(0, 0, "null", TASK_SOURCE, digest, "local")
+        cell = Cell(candidate_folder(hashlib.sha256(SOURCE.encode()).hexdigest()))
+        self.worker = Worker.spawn(SOURCE, task, cell=cell, device=device, timeout_s=timeout_s, like=like)
+        self.ring: CallRing | None = None
+
+    def load(self, calls: int) -> None:
+        """Have it ready for batches of up to so many calls."""
+        self.worker.load()
+        device = self.worker.device
+        self.ring = CallRing(self.worker.construct([]), [torch.zeros(64, device=device)], calls, [256])
+
+    def run(self, calls: int) -> float:
+        assert self.ring is not None
+        self.ring.hold()
+        batch = self.ring.run(range(calls))
+        self.ring.forget(batch)
+        return batch.seconds * 1e3
+
+    def close(self) -> None:
+        if self.ring is not None:
+            self.ring.close()
+        self.worker.close()

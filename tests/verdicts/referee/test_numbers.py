@@ -1,0 +1,61 @@
+"""The time of a call from the times of batches: slow in small ones or early in others, a file gains next to nothing."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from kbsub.eval.verdicts.referee.numbers import BATCH, SHARE, SLOPE, estimate
+
+CALLS = (8, 24)
+COST, CALL = 0.8, 0.28  # ms of a batch by itself, ms of a call
+ROUNDS = 12
+
+
+def series(per_batch: float, call: float = CALL, noise: float = 0.0) -> tuple[list[float], list[float]]:
+    chance = random.Random(5)
+
+    def batch(calls: int) -> float:
+        return per_batch + calls * call + chance.uniform(-noise, noise)
+
+    few, many = zip(*[(batch(CALLS[0]), batch(CALLS[1])) for _ in range(ROUNDS)], strict=True)
+    return list(few), list(many)
+
+
+def test_what_a_batch_costs_by_itself_is_left_out():
+    found = estimate(*series(COST), CALLS, COST)
+    assert found.ms == pytest.approx(CALL) and found.by == SLOPE
+    assert found.intercept_ms == pytest.approx(COST)
+
+
+def test_the_interval_holds_the_time_and_is_narrow_where_the_noise_is():
+    found = estimate(*series(COST, noise=0.02), CALLS, COST)
+    assert found.low <= found.ms <= found.high
+    assert found.low <= CALL <= found.high and found.high - found.low < 0.02 * CALL
+
+
+# What somebody adds to every small batch, to every large one, in ms; what the time may then fall to.
+ATTEMPTS = {
+    "sleeps long in small batches": (2.0, 0.0),
+    "sleeps as long as is not noticed": (SHARE * CALLS[1] * CALL / 1.5 * 0.999, 0.0),
+    "sleeps a little more than that": (SHARE * CALLS[1] * CALL / 1.5 * 1.2, 0.0),
+    "begins large batches early": (0.0, -0.5),
+    "begins all batches early": (-0.5, -0.5),
+    "sleeps in large batches": (0.0, 1.0),
+    "so long that the slope is negative": (20.0, 0.0),
+}
+
+
+@pytest.mark.parametrize("name", ATTEMPTS)
+def test_nobody_gains_more_than_five_percent_by_moving_the_batches(name):
+    few, many = series(COST)
+    found = estimate([t + ATTEMPTS[name][0] for t in few], [t + ATTEMPTS[name][1] for t in many], CALLS, COST)
+    assert found.ms >= 0.95 * CALL, f"{name}: {found.ms} ms for a call of {CALL} ms, by the {found.by}"
+
+
+def test_where_the_intercept_is_not_the_nulls_a_call_takes_its_share_of_the_batch():
+    few, many = series(COST)
+    found = estimate([t + 2.0 for t in few], many, CALLS, COST)
+    assert found.by == BATCH and found.ms == pytest.approx(many[0] / CALLS[1])
+    assert found.low == pytest.approx(found.ms)
