@@ -15,10 +15,10 @@ import torch
 from kbsub.adapters.task import SEED, Task
 from kbsub.eval.process.cell import Cell, candidate_folder
 from kbsub.eval.process.isolated import Status
-from kbsub.eval.remote.matching import Match
 from kbsub.eval.remote.model import CandidateRaised, RemoteError, RemoteModel, Reply, Worker, WorkerFailure
 from kbsub.eval.remote.values import ValueProblem
 from kbsub.eval.suite.inputs import NotApplicable
+from kbsub.eval.suite.matching import StateMatch
 
 MAX_FAILURES = 3  # of one candidate's process (one, when it is a timeout); its other cases are then lost
 START_S, CALL_S, MANY_CALLS_S, END_S = 600.0, 120.0, 300.0, 10.0
@@ -87,7 +87,7 @@ class Instance:
 
     def __init__(self, remote: RemoteModel) -> None:
         self.remote = remote
-        self.match: Match | None = None
+        self.match: StateMatch | None = None
         self.mutated: tuple[int, ...] = ()
 
     def __call__(self, *inputs: Any) -> Any:

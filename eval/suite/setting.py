@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from kbsub.eval.remote.matching import Match, match_state
 from kbsub.eval.remote.model import RemoteModel
 from kbsub.eval.suite.inputs import NotApplicable
+from kbsub.eval.suite.matching import StateMatch, match_state
 from kbsub.eval.tasks.cases import EPS_NOT_SET
 
 PARAMETERS_NOT_SET = "its parameters cannot be set"
@@ -41,7 +41,7 @@ def forms_of(reference: torch.nn.Module) -> tuple[dict[str, tuple[int, ...]], di
     return parameters, {key: shape for key, shape in forms.items() if key not in named}
 
 
-def match_of(model: RemoteModel, reference: torch.nn.Module, initial: Mapping[str, torch.Tensor]) -> Match | None:
+def match_of(model: RemoteModel, reference: torch.nn.Module, initial: Mapping[str, torch.Tensor]) -> StateMatch | None:
     """Which of the candidate's tensors is which of the reference's. initial: the reference's state as constructed."""
     parameters, buffers = forms_of(reference)
     candidate = {key: shape for key, (_, shape) in model.state_forms.items()}
@@ -57,7 +57,7 @@ def match_of(model: RemoteModel, reference: torch.nn.Module, initial: Mapping[st
 
 
 def state_for(
-    match: Match, model: RemoteModel, state: Mapping[str, torch.Tensor], only: set[str] | None = None
+    match: StateMatch, model: RemoteModel, state: Mapping[str, torch.Tensor], only: set[str] | None = None
 ) -> dict[str, torch.Tensor]:
     """The reference's tensors under the candidate's keys and in its shapes. only: these of the reference's keys."""
     chosen = {its: mine for its, mine in match.keys.items() if only is None or mine in only}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kbsub.eval.remote.matching import BY_KEY, BY_ORDER, BY_SHAPE, BY_VALUE, match_state
 from kbsub.eval.suite.judge import judge_many
+from kbsub.eval.suite.matching import BY_KEY, BY_ORDER, BY_SHAPE, BY_VALUE, match_state
 from kbsub.eval.tasks.cases import FAIL, OFFICIAL_CASE, SKIPPED
 
 TASK = """

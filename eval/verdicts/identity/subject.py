@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from kbsub.eval.operators.identity import IdentitySuite, Outputs, Question
-from kbsub.eval.remote.matching import Match, match_state
 from kbsub.eval.remote.model import RemoteModel, Reply, Worker
 from kbsub.eval.remote.probes import Poison
 from kbsub.eval.suite.checks import as_one
+from kbsub.eval.suite.matching import StateMatch, match_state
 
 WITH_STATISTICS = "output_with_stats"  # the output of the method that returns the statistics too
 
@@ -51,7 +51,7 @@ class Subject:
         self.has_statistics = bool(self.suite and self.suite.method and self.model.has(self.suite.method))
         return self.model
 
-    def match(self, question: Question) -> Match | None:
+    def match(self, question: Question) -> StateMatch | None:
         """Which of the instance's tensors are the question's state: by key, by order and shape, or by shape."""
         assert self.model is not None
         wanted = {key: tuple(value.shape) for key, value in question.state.items()}

@@ -15,7 +15,7 @@ BY_VALUE = "by shape and initial value"
 
 
 @dataclass(frozen=True)
-class Match:
+class StateMatch:
     """`keys`: the candidate's key -> the reference's, for every parameter and for the buffers that were found. how: in
     words. lacking: buffers of the reference that the candidate does not keep."""
 
@@ -29,7 +29,7 @@ def match_state(
     buffers: Mapping[str, Shape],
     candidate: Mapping[str, Shape],
     alike: Callable[[str, str], bool] | None = None,
-) -> Match | None:
+) -> StateMatch | None:
     """The match of a candidate's state with the reference's parameters and buffers, each key -> shape in their order.
 
     By key; else by order and shape; else by shape, where each stands once. Shapes agree when they do without their
@@ -50,7 +50,7 @@ def match_state(
 
 def _with_buffers(
     keys: Mapping[str, str], how: str, buffers: Mapping[str, Shape], candidate: Mapping[str, Shape]
-) -> Match:
+) -> StateMatch:
     """Add the buffers: those of the same key, then those of the same last name, each of the same shape."""
     found, lacking = dict(keys), []
     for key, shape in buffers.items():
@@ -61,7 +61,7 @@ def _with_buffers(
             found[same[0]] = key
         elif key not in found.values():
             lacking.append(key)
-    return Match(found, how, tuple(lacking))
+    return StateMatch(found, how, tuple(lacking))
 
 
 def _by_order(
