@@ -13,17 +13,24 @@ from typing import Any
 
 import pytest
 
+from kbsub.eval.process.cell import Confinement
 from kbsub.eval.process.frames import Channel, FrameError
 from kbsub.eval.remote.worker import FOREVER_S, REQUEST_LIMIT, Session, serve
+
+_CONFINEMENT = Confinement("unconfined", ("a thread of the test's own process",))
 
 
 class _Child:
     """What Worker asks of a process."""
 
     returncode = 0
+    refusal = ""
 
     def __init__(self, thread: threading.Thread) -> None:
         self.thread = thread
+
+    def entered(self, timeout_s: float = 0.0) -> Confinement:
+        return _CONFINEMENT
 
     def poll(self) -> int | None:
         return None if self.thread.is_alive() else 0
@@ -50,11 +57,8 @@ class ThreadedCell:
     def end(self, child: _Child) -> None:
         """The thread ends when the other side closes its channel."""
 
-    def confinement(self) -> ThreadedCell:
-        return self
-
-    def record(self) -> dict[str, Any]:
-        return {"level": "none", "lacks": ["a thread of the test"]}
+    def confinement(self) -> Confinement:
+        return _CONFINEMENT
 
 
 def _serve(descriptor: int) -> None:
