@@ -157,9 +157,7 @@ def _split_sum(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: s
     axis = 0 if first is None else first
     if not isinstance(axis, int) or not x.ndim or x.shape[axis] < SUM_PARTS:
         return None
-    weights = [
-        ((at.stop - at.start) / x.shape[axis] if name == "mean" else 1.0, at) for at in _slices(x.shape[axis])
-    ]
+    weights = [((at.stop - at.start) / x.shape[axis] if name == "mean" else 1.0, at) for at in _slices(x.shape[axis])]
     return _added(
         func(x.narrow(axis, at.start, at.stop - at.start), *args[1:], **kwargs) * weight for weight, at in weights
     )

@@ -1,0 +1,227 @@
+"""The parent's half: which tasks, several children at once within the GPU's memory, what is done again alone.
+
+A child gets a few tasks of a like size (torch and CUDA take seconds to start). A record is written as soon as it
+comes. A child that dies costs the task it was at: the others of its bundle go to another child. A task that ran out
+of memory beside others is tried again alone. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kbsub.eval.blindspots.sizes import CONTEXT_BYTES
+from kbsub.eval.process.isolated import Outcome, run_isolated
+from kbsub.eval.results.blindspots import VERSION, BlindSpots, read_blindspots
+from kbsub.eval.results.model import ResultError, write_json_atomic
+
+JUDGE = "kbsub.eval.blindspots.judge:judge"
+ESTIMATE = "kbsub.eval.blindspots.sizes:estimate"
+THREADS_VARIABLE = "KBSUB_DRAW_THREADS"  # read by kbsub.eval.blindspots.draw
+LARGE_INPUTS = 4 << 30  # bytes; such tasks come last
+GRACE_S = 90.0  # for a child to start, and for what cannot be stopped between two variants
+_BUNDLES = ((2 << 30, 10), (8 << 30, 5), (24 << 30, 3))  # (GPU bytes of a task up to, tasks of a child)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One task to judge: "level1_37", the size's name, and module-level names of that size."""
+
+    task: str
+    sha256: str
+    size: str = "official"
+    names: dict[str, Any] = field(default_factory=dict)
+    input_bytes: int = 0
+    gpu_bytes: int = 0
+
+    def payload(self) -> dict[str, Any]:
+        return {"task": self.task, "names": self.names, "size": self.size}
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What all children of a run have in common. total_bytes: GPU memory to share out; 0 on a CPU."""
+
+    kernelbench: str
+    device: str
+    precision: str
+    limit_s: float
+    deadline: float  # time.time()
+    workers: int
+    total_bytes: int
+
+    def payload(self, tasks: Sequence[Wanted], memory_bytes: int | None) -> dict[str, Any]:
+        common = {"kernelbench": self.kernelbench, "device": self.device, "precision": self.precision}
+        more = {"limit_s": self.limit_s, "deadline": self.deadline, "memory_bytes": memory_bytes}
+        return {"tasks": [each.payload() for each in tasks], **common, **more}
+
+
+Runner = Callable[..., Outcome]
+Heard = Callable[[BlindSpots], None]
+
+
+def is_current(path: Path, wanted: Wanted) -> bool:
+    """Whether a stored record is of this text, size and version, and not one that ran out of time or memory."""
+    try:
+        record = read_blindspots(path)
+    except ResultError:
+        return False
+    same = (record.version, record.sha256, record.size, record.names) == (
+        VERSION,
+        wanted.sha256,
+        wanted.size,
+        wanted.names,
+    )
+    cut_short = any(row.why == "time limit" for row in record.not_tried) or any(
+        r.passed is None for r in record.variants
+    )
+    return same and not cut_short and (record.alone or not record.out_of_memory)
+
+
+def sized(tasks: Sequence[Wanted], terms: Terms, run: Runner = run_isolated) -> list[Wanted]:
+    """The tasks with their estimates, several children at once."""
+    shares = [tasks[at :: terms.workers] for at in range(min(terms.workers, len(tasks)))]
+
+    def ask(share: Sequence[Wanted]) -> dict[str, Any]:
+        outcome = run(ESTIMATE, terms.payload(share, None), timeout_s=240)
+        return outcome.value["sizes"] if outcome.value else {}
+
+    with ThreadPoolExecutor(max(1, len(shares))) as pool:
+        found = {name: each for answer in pool.map(ask, shares) for name, each in answer.items()}
+    return [Wanted(w.task, w.sha256, w.size, w.names, **found.get(w.task, {})) for w in tasks]
+
+
+def bundles(tasks: Sequence[Wanted]) -> list[list[Wanted]]:
+    """Tasks of a like size together; small ones first, those with inputs of more than 4 GB last."""
+    ordered = sorted(tasks, key=lambda each: (each.input_bytes > LARGE_INPUTS, each.gpu_bytes))
+    found: list[list[Wanted]] = []
+    for each in ordered:
+        most = next((count for limit, count in _BUNDLES if each.gpu_bytes <= limit), 2)
+        if found and len(found[-1]) < most and _like(found[-1][0], each):
+            found[-1].append(each)
+        else:
+            found.append([each])
+    return found
+
+
+def _like(one: Wanted, other: Wanted) -> bool:
+    return other.gpu_bytes <= max(1.5 * one.gpu_bytes, _BUNDLES[0][0])
+
+
+class Queue:
+    """What is still to be done, and how much of the GPU is taken. All methods under one lock."""
+
+    def __init__(self, work: list[list[Wanted]], terms: Terms) -> None:
+        self.work, self.terms = work, terms
+        self.again: list[Wanted] = []  # alone, at the end
+        self.taken = self.running = 0
+        self.changed = threading.Condition()
+
+    def share_of(self, bundle: Sequence[Wanted]) -> int:
+        return min(max(each.gpu_bytes for each in bundle), self.terms.total_bytes)
+
+    def next(self) -> tuple[list[Wanted], bool] | None:
+        """(a bundle that fits beside what runs, whether it has the GPU to itself); None when all is done."""
+        with self.changed:
+            while True:
+                if time.time() >= self.terms.deadline:
+                    return None
+                for at, bundle in enumerate(self.work):
+                    if self.taken + self.share_of(bundle) <= self.terms.total_bytes or not self.running:
+                        return self._take(self.work.pop(at), False)
+                if not self.work and self.again and not self.running:
+                    return self._take([self.again.pop(0)], True)
+                if not self.work and not self.again and not self.running:
+                    return None
+                self.changed.wait(1.0)
+
+    def _take(self, bundle: list[Wanted], alone: bool) -> tuple[list[Wanted], bool]:
+        self.running += 1
+        self.taken += self.terms.total_bytes if alone else self.share_of(bundle)
+        return bundle, alone
+
+    def done(self, bundle: list[Wanted], alone: bool, rest: list[Wanted], again: list[Wanted]) -> None:
+        with self.changed:
+            self.running -= 1
+            self.taken -= self.terms.total_bytes if alone else self.share_of(bundle)
+            if rest:
+                self.work.insert(0, rest)
+            self.again += again
+            self.changed.notify_all()
+
+
+def judge_all(tasks: Sequence[Wanted], terms: Terms, out: Path, heard: Heard, run: Runner = run_isolated) -> list[str]:
+    """Judges the tasks; a record each in `out`. Returns those that the deadline left undone."""
+    queue = Queue(bundles(tasks), terms)
+    finished: set[str] = set()
+
+    def work() -> None:
+        while (taken := queue.next()) is not None:
+            bundle, alone = taken
+            rest: list[Wanted] = []
+            again: list[Wanted] = []
+            try:
+                rest, again = _bundle(bundle, alone, queue, out, heard, finished, run)
+            finally:
+                queue.done(bundle, alone, rest, again)
+
+    with ThreadPoolExecutor(terms.workers) as pool:
+        for job in [pool.submit(work) for _ in range(terms.workers)]:
+            job.result()
+    return [each.task for each in tasks if each.task not in finished]
+
+
+def _bundle(
+    bundle: list[Wanted], alone: bool, queue: Queue, out: Path, heard: Heard, finished: set[str], run: Runner
+) -> tuple[list[Wanted], list[Wanted]]:
+    """(what its child did not come to, what is to be done again alone)."""
+    terms = queue.terms
+    by_name = {each.task: each for each in bundle}
+    at: list[str] = []
+    again: list[Wanted] = []
+
+    def event(found: dict[str, Any]) -> None:
+        if found.get("stage") == "task":
+            at.append(found["case"])
+        elif found.get("stage") == "record":
+            keep(found["record"])
+
+    def keep(content: Mapping[str, Any]) -> None:
+        record = BlindSpots.model_validate(content)
+        if terms.device != "cpu":
+            record.alone = alone
+        wanted = by_name.pop(record.task)
+        if record.out_of_memory and not alone and terms.device != "cpu":
+            again.append(wanted)
+        write_json_atomic(out / f"{record.task}.json", record)
+        finished.add(record.task)
+        heard(record)
+
+    on_cpu = terms.device == "cpu"
+    memory = None if on_cpu else (terms.total_bytes if alone else queue.share_of(bundle)) - CONTEXT_BYTES // 2
+    left = max(1.0, terms.deadline - time.time())
+    threads = max(1, 2 * (os.cpu_count() or 1) // terms.workers)
+    variables = {THREADS_VARIABLE: str(threads), "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // terms.workers))}
+    variables["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+    timeout = min(len(bundle) * terms.limit_s, left) + GRACE_S
+    outcome = run(JUDGE, terms.payload(bundle, memory), timeout_s=timeout, on_progress=event, env=variables)
+    if by_name and at and at[-1] in by_name:  # it ended in the middle of this one
+        died = by_name[at[-1]]
+        keep(_ended(died, terms, outcome))
+    elif by_name and outcome.value is None:  # it never began
+        keep(_ended(next(iter(by_name.values())), terms, outcome))
+    return list(by_name.values()), again
+
+
+def _ended(wanted: Wanted, terms: Terms, outcome: Outcome) -> dict[str, Any]:
+    """The record of a task whose child ended in the middle: no variants, and how it ended."""
+    words = "out of memory" if outcome.status.value == "OUT_OF_MEMORY" else f"{outcome.status}: {outcome.message}"[:300]
+    head = {"task": wanted.task, "name": wanted.task, "sha256": wanted.sha256, "provenance": "", "tolerance": 0.0}
+    more = {"precision": terms.precision, "size": wanted.size, "names": wanted.names, "seeds": [], "another_seed": 0}
+    return {**head, **more, "error": words, "seconds": round(outcome.seconds, 1)}
