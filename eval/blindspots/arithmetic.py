@@ -12,6 +12,7 @@ from kbsub.eval.blindspots.reference import NotTried, Reference, Trial
 from kbsub.eval.blindspots.variants import Variant
 
 Rounding = Callable[[torch.Tensor], torch.Tensor]
+AGAIN = "reference again"
 SUM_PARTS = 16  # a sum in bf16 is added up in so many parts
 
 
@@ -24,15 +25,16 @@ def to_fp16(x: torch.Tensor) -> torch.Tensor:
 
 
 def to_tf32(x: torch.Tensor) -> torch.Tensor:
-    """Rounded to 10 explicit bits of mantissa, ties away from zero, as the tensor cores' conversion does; float32 only."""
+    """Rounded to 10 explicit bits of mantissa, ties away from zero, as tensor cores convert; float32 only."""
     if x.dtype != torch.float32:
         return x
-    bits = x.contiguous().view(torch.int32)
-    return ((bits + 0x1000) & ~0x1FFF).view(torch.float32)
+    bits = x.contiguous().view(torch.int32) + 0x1000
+    bits &= ~0x1FFF
+    return bits.view(torch.float32)
 
 
 def arithmetic(reference: Reference) -> list[Variant]:
-    """The whole task in bf16 and fp16; operands of products (without one: the inputs) rounded; sums added up in bf16."""
+    """The whole task in bf16 and fp16; operands of products (without one: the inputs) rounded; sums kept in bf16."""
     products = any(call.function in PRODUCTS for call in reference.calls)
     what = "operands" if products else "inputs"
     found = [
@@ -56,7 +58,7 @@ def arithmetic(reference: Reference) -> list[Variant]:
 def expected(reference: Reference) -> list[Variant]:
     """What ought to pass: the reference again, the task in float64 rounded, and on a GPU fp32 without TF32."""
     found = [
-        Variant("reference again", "unstable", "", lambda trial: trial.run(), light=False),
+        Variant(AGAIN, "unstable", "", lambda trial: trial.run(), light=False),
         Variant("truth: float64", "hostile", "", _truth, light=False),
     ]
     if reference.device != "cpu" and any(call.function.startswith("conv") for call in reference.calls):

@@ -30,8 +30,8 @@ THREADS_VARIABLE = "KBSUB_DRAW_THREADS"
 EXACT = frozenset(
     "add sub rsub mul neg __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __neg__ "
     "__eq__ __gt__ __lt__ __ge__ __le__ eq gt lt ge le "
-    "abs bool float int long to type contiguous clone view reshape flatten permute transpose t unsqueeze squeeze expand "
-    "__getitem__ triu tril size dim numel __get__ is_floating_point requires_grad_ detach clamp".split()
+    "abs bool float int long to type contiguous clone view reshape flatten permute transpose t unsqueeze squeeze "
+    "expand __getitem__ triu tril size dim numel __get__ is_floating_point requires_grad_ detach clamp".split()
 )
 
 
@@ -60,9 +60,9 @@ def draw(get_inputs: Callable[[], list[Any]], seed: int, device: str) -> tuple[l
     try:
         with pieces:
             inputs = list(get_inputs())
-    except NotExact as why:
+    except (NotExact, RuntimeError) as why:  # RuntimeError: a small draw on the host meets a large one on the device
         seed_everything(seed)
-        return list(get_inputs()), f"on the host, as a whole: {why}"
+        return list(get_inputs()), f"on the host, as a whole: {str(why).splitlines()[0]}"
     return inputs, f"in pieces: {pieces.count} large draw(s)" if pieces.count else "on the host"
 
 

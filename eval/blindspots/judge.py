@@ -7,6 +7,7 @@ be made (memory, time, a dtype that forward does not take) is listed with the re
 from __future__ import annotations
 
 import gc
+import math
 import os
 import time
 import traceback
@@ -21,7 +22,7 @@ from kbsub.adapters.environment import facts
 from kbsub.adapters.task import Task, resolve_task
 from kbsub.eval.blindspots import arithmetic, variants
 from kbsub.eval.blindspots.margin import Margin, judged
-from kbsub.eval.blindspots.reference import NotTried, Reference, Trial, seeds_of
+from kbsub.eval.blindspots.reference import NotTried, Reference, ReferenceFails, Trial, seeds_of
 from kbsub.eval.blindspots.variants import Variant
 from kbsub.eval.process.isolated import is_out_of_memory
 
@@ -101,6 +102,11 @@ class _Run:
         except Exception as error:
             traceback.print_exc()
             found["error"] = str(error) if isinstance(error, NotTried) else why(error)
+            if isinstance(error, ReferenceFails):
+                fails = Variant(arithmetic.AGAIN, "unstable", "", Trial.run)
+                self._note(fails, Margin(False, math.inf, 0, 0, False, str(error)), 1)
+            elif not is_out_of_memory(error):
+                _raise_if_broken(error)
         found["drawn"] = sorted(set(self.drawn))
         found["variants"] = list(self.rows.values())
         found["not_tried"] = self.not_tried
@@ -113,7 +119,12 @@ class _Run:
         if self.device != "cpu":
             torch.cuda.reset_peak_memory_stats()
         reference = Reference(self.task, self.device, self.item["names"], another)
-        elsewhere = reference.profile()
+        try:
+            elsewhere = reference.profile()
+        except Exception as error:
+            if not is_out_of_memory(error):
+                reference.trial(seeds[0])  # raises ReferenceFails where upstream's own inputs do it, too
+            raise
         alive = self._all(reference, elsewhere)
         del elsewhere
         for number, seed in enumerate(seeds, 1):

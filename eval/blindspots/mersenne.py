@@ -1,7 +1,7 @@
 """Torch's CPU generator (MT19937) moved ahead, so that one long draw can be made by several threads, bit for bit.
 
-`torch.rand` takes one 32-bit word of the generator an element and one thread: 2 billion floats are 10 to 18 seconds. The
-words obey a linear recurrence of order 19937 over GF(2): with x^N mod P = sum of p_i x^i (P: its characteristic
+`torch.rand` takes one 32-bit word of the generator an element, and one thread: 2 billion floats are 10 to 18 seconds.
+The words obey a linear recurrence of order 19937 over GF(2): with x^N mod P = sum of p_i x^i (P: its characteristic
 polynomial), the word N places ahead is the xor of the words i places ahead with p_i = 1 (Haramoto et al. 2008). A
 generator for every N-th element costs about 15 ms. That the stream is torch's own is a test.
 """
@@ -17,7 +17,7 @@ import torch
 
 WORDS, MIDDLE, DEGREE = 624, 397, 19937
 _UPPER, _LOWER, _MATRIX = np.uint32(0x80000000), np.uint32(0x7FFFFFFF), np.uint32(0x9908B0DF)
-# Layout of torch's CPU generator state (CPUGeneratorImplStateLegacy): seed, left, seeded, next, then 624 words of 64 bits.
+# Torch's CPU generator state (CPUGeneratorImplStateLegacy): seed, left, seeded, next, then 624 words of 64 bits each.
 _LEFT, _NEXT, _FIRST = slice(8, 12), slice(16, 24), 24
 
 

@@ -18,10 +18,15 @@ import torch
 from kbsub.adapters.task import CORRECTNESS_TRIALS, SEED, Modules, Task, trial_seeds
 from kbsub.eval.blindspots.calls import Call, Calls, Profile, Visit
 from kbsub.eval.blindspots.draw import another_draw, draw, seed_everything
+from kbsub.eval.process.isolated import is_out_of_memory
 
 
 class NotTried(Exception):
     """A variant that cannot be made of this reference; the message says why."""
+
+
+class ReferenceFails(NotTried):
+    """The reference raises on the inputs that upstream gives it: no candidate can pass."""
 
 
 def seeds_of(task_trials: int = CORRECTNESS_TRIALS) -> tuple[list[int], int]:
@@ -31,7 +36,7 @@ def seeds_of(task_trials: int = CORRECTNESS_TRIALS) -> tuple[list[int], int]:
 
 
 class Reference:
-    """One task on one device: its model and what the variants need of it. `names`: module-level names of a smaller size."""
+    """One task on one device: its model and what the variants need of it. `names`: those of a smaller size."""
 
     def __init__(self, task: Task, device: str, names: Mapping[str, Any], another: int) -> None:
         self.task, self.device, self.another = task, device, another
@@ -80,7 +85,13 @@ class Reference:
         inputs, how = draw(self.modules.get_inputs, seed, self.device)
         inputs = self.task.cast(inputs, self.device)
         seed_everything(seed)
-        output = self.model(*inputs)
+        try:
+            output = self.model(*inputs)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            text = f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
+            raise ReferenceFails(f"the reference raises on upstream's inputs: {text}") from error
         if not isinstance(output, torch.Tensor):
             raise NotTried(f"upstream's check reads the shape of one tensor; forward returns a {type(output).__name__}")
         return Trial(self, seed, inputs, output, how)
@@ -92,7 +103,7 @@ def versions(inputs: list[Any]) -> list[int]:
 
 @dataclass
 class Trial:
-    """One of upstream's trials: `inputs` as the candidate gets them (after the reference ran), `output` the reference's."""
+    """One of upstream's trials: `inputs` as a candidate gets them, after the reference, whose `output` this is."""
 
     reference: Reference
     seed: int
@@ -140,7 +151,7 @@ class Trial:
 
     @contextlib.contextmanager
     def parameter_as(self, name: str, value: torch.Tensor) -> Iterator[None]:
-        """The model with a parameter's values overwritten in place: recurrent layers keep pointers of their own to it."""
+        """The model with a parameter's values overwritten in place: recurrent layers keep pointers to it."""
         parameter = dict(self.reference.model.named_parameters())[name].data
         kept = parameter.clone()
         parameter.copy_(value)

@@ -78,10 +78,8 @@ def is_current(path: Path, wanted: Wanted) -> bool:
         wanted.size,
         wanted.names,
     )
-    cut_short = any(row.why == "time limit" for row in record.not_tried) or any(
-        r.passed is None for r in record.variants
-    )
-    return same and not cut_short and (record.alone or not record.out_of_memory)
+    late = any(row.why == "time limit" for row in record.not_tried) or any(r.passed is None for r in record.variants)
+    return same and not late and (record.alone or not record.out_of_memory)
 
 
 def sized(tasks: Sequence[Wanted], terms: Terms, run: Runner = run_isolated) -> list[Wanted]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 CONTEXT_BYTES = 1 << 30  # what a process takes of a GPU before it does anything
+COMPARING_BYTES = 1 << 30  # two chunks in float64, and a convolution's workspace
 UNKNOWN_BYTES = 24 << 30
 
 
@@ -37,17 +38,20 @@ def estimate(payload: dict[str, Any], progress: Callable[[dict[str, Any]], None]
 
 
 def _gpu_bytes(modules: Any, drawn: int) -> int:
-    """Inputs, output and twice another of each, parameters three times, and float64 of all of it with intermediates."""
+    """At most: inputs, output, two models, and what one more run holds, in fp32 on another draw or in float64.
+
+    Of a run's results as many of the largest size count as forward makes, three at most.
+    """
     import torch
     from torch.overrides import TorchFunctionMode
 
-    largest = [0]
+    results: list[int] = []
 
     class Watch(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             result = func(*args, **(kwargs or {}))
             if isinstance(result, torch.Tensor):
-                largest[0] = max(largest[0], math.prod(result.shape) * 4)
+                results.append(math.prod(result.shape) * 4)
             return result
 
     try:
@@ -56,11 +60,13 @@ def _gpu_bytes(modules: Any, drawn: int) -> int:
             given = modules.get_inputs()
             with Watch():
                 output = model(*given)
-        out = output.numel() * 4 if isinstance(output, torch.Tensor) else largest[0]
+        largest = max(results, default=0)
+        out = output.numel() * 4 if isinstance(output, torch.Tensor) else largest
         parameters = sum(each.numel() for each in model.parameters()) * 4
     except Exception:
         return 3 * drawn + UNKNOWN_BYTES
-    held = drawn + 2 * out + 2 * parameters
-    plain = drawn + 3 * largest[0] + (1 << 30)
-    truth = 2 * drawn + 2 * parameters + 5 * largest[0]
-    return int(held + max(plain, truth) + CONTEXT_BYTES)
+    at_once = min(3, sum(2 * each > largest for each in results)) * largest
+    held = drawn + out + 2 * parameters
+    plain = 2 * drawn + out + at_once
+    truth = 2 * drawn + 3 * parameters + 2 * at_once + out
+    return int(held + max(plain, truth) + COMPARING_BYTES + CONTEXT_BYTES)

@@ -219,7 +219,7 @@ def _parameter(name: str, what: str, value: Callable[[], torch.Tensor], same: bo
 
 
 def inputs(given: list[Any]) -> list[Variant]:
-    """Each tensor input as zeros and as another draw's; a part of an axis of it repeated; a part of all rows repeated."""
+    """Each tensor input as zeros, as another draw's, with a part of an axis repeated; a part of all rows repeated."""
     tensors = [(at, each) for at, each in enumerate(given) if isinstance(each, torch.Tensor) and each.numel() > 1]
     found = []
     for at, each in tensors:

@@ -1,6 +1,6 @@
 """The record of a task's blind spots (`results/<gpu>/blindspots/<task>.json`): what upstream's check accepts.
 
-Written by `kbsub blindspots`, read by reports and by the row of every verdict. Numbers and names only; imports no torch.
+Written by `kbsub blindspots`, read by reports and by the row of every verdict. Numbers and names only. No torch here.
 """
 
 from __future__ import annotations
