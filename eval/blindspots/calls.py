@@ -20,8 +20,8 @@ PLUMBING = frozenset(
     "__get__ __set__ view reshape flatten unflatten permute transpose t swapaxes movedim contiguous clone to float "
     "double half bfloat16 type type_as squeeze unsqueeze expand expand_as repeat size dim numel detach chunk split "
     "unbind __getitem__ __setitem__ narrow select index_select item tolist __len__ __bool__ shape is_floating_point "
-    "stride data_ptr cpu cuda requires_grad_ empty_like zeros_like ones_like full_like new_zeros new_ones unfold cat concat "
-    "stack roll is_contiguous dropout".split()
+    "stride data_ptr cpu cuda requires_grad_ empty_like zeros_like ones_like full_like new_zeros new_ones unfold cat "
+    "concat stack roll is_contiguous dropout".split()
 )
 REDUCTIONS = frozenset(
     "mean sum norm max min amax amin logsumexp prod var std argmax argmin median vector_norm any all var_mean".split()

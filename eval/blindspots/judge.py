@@ -26,6 +26,7 @@ from kbsub.eval.blindspots.reference import NotTried, Reference, ReferenceFails,
 from kbsub.eval.blindspots.variants import Variant
 from kbsub.eval.process.isolated import is_out_of_memory
 
+LATE_S = 20.0  # how long after the deadline a task may go on that was begun before it
 Progress = Callable[[dict[str, Any]], None]
 
 
@@ -50,7 +51,7 @@ def judge(payload: dict[str, Any], progress: Progress) -> dict[str, Any]:
         progress({"stage": "task", "case": task.slug})
         started = time.monotonic()
         tolerance = upstream.module.get_tolerance_for_precision(task.dtype)
-        until = started + payload["limit_s"]
+        until = started + min(payload["limit_s"], payload["deadline"] + LATE_S - time.time())
         record = _Run(task, item, device, float(tolerance), until).record()
         record |= {"environment": environment, "seconds": round(time.monotonic() - started, 2)}
         progress({"stage": "record", "record": record})

@@ -122,7 +122,7 @@ class Queue:
         self.changed = threading.Condition()
 
     def share_of(self, bundle: Sequence[Wanted]) -> int:
-        return min(max(each.gpu_bytes for each in bundle), self.terms.total_bytes)
+        return max(1, min(max(each.gpu_bytes for each in bundle), self.terms.total_bytes))
 
     def next(self) -> tuple[list[Wanted], bool] | None:
         """(a bundle that fits beside what runs, whether it has the GPU to itself); None when all is done."""
@@ -204,8 +204,9 @@ def _bundle(
     on_cpu = terms.device == "cpu"
     memory = None if on_cpu else (terms.total_bytes if alone else queue.share_of(bundle)) - CONTEXT_BYTES // 2
     left = max(1.0, terms.deadline - time.time())
-    threads = max(1, 2 * (os.cpu_count() or 1) // terms.workers)
-    variables = {THREADS_VARIABLE: str(threads), "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // terms.workers))}
+    beside = min(terms.workers, max(1, terms.total_bytes // queue.share_of(bundle)))  # so many like it fit at once
+    threads = str(max(1, (os.cpu_count() or 1) // beside))
+    variables = {THREADS_VARIABLE: threads, "OMP_NUM_THREADS": threads}
     variables["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     timeout = min(len(bundle) * terms.limit_s, left) + GRACE_S
     outcome = run(JUDGE, terms.payload(bundle, memory), timeout_s=timeout, on_progress=event, env=variables)
