@@ -109,14 +109,15 @@ class Profile:
         raw = name_of(func)
         name = raw.strip("_")
         self.seen[name] += 1
-        if value is None or not value.is_floating_point() or not value.numel():
-            kept: tuple[Any, ...] = ((), torch.float32, 0.0, ())
-        else:
-            alike = tuple(i for i, shape, dtype in before if shape == value.shape and dtype == value.dtype)
-            kept = (tuple(value.shape), value.dtype, _mean(value), alike)
+        shape: tuple[int, ...] = ()
+        mean, dtype, alike = 0.0, torch.float32, tuple[int, ...]()
+        if value is not None and value.is_floating_point() and value.numel():
+            shape, dtype, mean = tuple(value.shape), value.dtype, _mean(value)
+            alike = tuple(i for i, its_shape, its in before if its_shape == value.shape and its == value.dtype)
         axes = _axes(name, args, kwargs, value)
         numbered = name if self.seen[name] == 1 else f"{name}#{self.seen[name]}"
-        self.calls.append(Call(index, numbered, raw, *kept, axes, isinstance(result, torch.Tensor)))
+        plain = isinstance(result, torch.Tensor)
+        self.calls.append(Call(index, numbered, raw, shape, dtype, mean, alike, axes, plain))
         return result
 
 

@@ -53,7 +53,8 @@ class Reference:
             seed_everything(seed)
             arguments = self.task.cast(self.modules.get_init_inputs(), device)
             seed_everything(seed)
-            return self.modules.Model(*arguments)
+            model: torch.nn.Module = self.modules.Model(*arguments)
+            return model
 
     def other_model(self) -> torch.nn.Module:
         """The same model with another seed's parameters, drawn on the device."""
@@ -75,7 +76,7 @@ class Reference:
         inputs = self.other_inputs()
         before = versions(inputs)
         with Calls(profile.visit):
-            output = self.model(*inputs)
+            output: torch.Tensor = self.model(*inputs)
         self.calls = profile.calls
         self.mutates = versions(inputs) != before
         return output

@@ -143,15 +143,21 @@ def order(task: str) -> tuple[Any, ...]:
     return tuple(int(part) if part.isdecimal() else part for part in task.removeprefix("level").split("_"))
 
 
-def known(task: str, sha256: str, folders: Iterable[Path]) -> BlindSpots | None:
-    """The record of this very task (same text) in the first of the folders that has one; None without."""
-    for folder in folders:
+def committed_folders() -> list[Path]:
+    """The folders of this checkout's results/, the H200's first; [] of an installation without them."""
+    results = Path(__file__).resolve().parents[2] / "results"
+    return sorted((each for each in results.glob("*") if each.is_dir()), key=lambda each: (each.name != "h200", each))
+
+
+def known(task: str, provenance: str, precision: str = "fp32", folders: Iterable[Path] | None = None) -> str | None:
+    """What a verdict's row says of its task, from the first committed record of this very task; None without one."""
+    for folder in committed_folders() if folders is None else folders:
         path = folder / FOLDER / f"{task}.json"
         if path.is_file():
             try:
                 record = read_blindspots(path)
             except ResultError:
                 continue
-            if record.sha256 == sha256:
-                return record
+            if (record.provenance, record.precision) == (provenance, precision):
+                return in_words(record) or None
     return None
