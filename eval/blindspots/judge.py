@@ -19,7 +19,7 @@ import torch
 
 from kbsub.adapters import evaluator
 from kbsub.adapters.environment import facts
-from kbsub.adapters.task import Task, resolve_task
+from kbsub.adapters.task import Task, task_from_payload
 from kbsub.eval.blindspots import arithmetic, variants
 from kbsub.eval.blindspots.margin import Margin, judged
 from kbsub.eval.blindspots.reference import NotTried, Reference, ReferenceFails, Trial, seeds_of
@@ -33,8 +33,8 @@ Progress = Callable[[dict[str, Any]], None]
 def judge(payload: dict[str, Any], progress: Progress) -> dict[str, Any]:
     """Target for run_isolated: {"environment"}. One progress event {"stage": "record", "record": ...} a task.
 
-    payload: tasks [{"task", "names", "size"}], kernelbench, device, precision, limit_s a task, deadline (time.time()
-    after which no task is begun), memory_bytes (of the GPU, all that this process may take; None: all).
+    payload: tasks [{"task", "size": {name, values}}], kernelbench, device, precision, limit_s a task, deadline
+    (time.time() after which no task is begun), memory_bytes (of the GPU, what this process may take; None: all).
     """
     device = payload["device"]
     upstream = evaluator.import_upstream(Path(payload["kernelbench"]))
@@ -47,12 +47,12 @@ def judge(payload: dict[str, Any], progress: Progress) -> dict[str, Any]:
     for item in payload["tasks"]:
         if time.time() >= payload["deadline"]:
             break
-        task = resolve_task(item["task"], kernelbench=Path(payload["kernelbench"]), precision=payload["precision"])
+        task = task_from_payload({**payload, **item})
         progress({"stage": "task", "case": task.slug})
         started = time.monotonic()
         tolerance = upstream.module.get_tolerance_for_precision(task.dtype)
         until = started + min(payload["limit_s"], payload["deadline"] + LATE_S - time.time())
-        record = _Run(task, item, device, float(tolerance), until).record()
+        record = _Run(task, item["size"]["values"], device, float(tolerance), until).record()
         record |= {"environment": environment, "seconds": round(time.monotonic() - started, 2)}
         progress({"stage": "record", "record": record})
         _tidy()
@@ -76,8 +76,8 @@ def why(error: BaseException) -> str:
 class _Run:
     """One task: its rows so far, by variant name."""
 
-    def __init__(self, task: Task, item: dict[str, Any], device: str, tolerance: float, until: float) -> None:
-        self.task, self.item, self.device, self.tolerance, self.until = task, item, device, tolerance, until
+    def __init__(self, task: Task, values: dict[str, int], device: str, tolerance: float, until: float) -> None:
+        self.task, self.values, self.device, self.tolerance, self.until = task, values, device, tolerance, until
         self.rows: dict[str, dict[str, Any]] = {}
         self.not_tried: list[dict[str, str]] = []
         self.drawn: list[str] = []
@@ -92,8 +92,8 @@ class _Run:
             "provenance": self.task.provenance,
             "precision": self.task.precision,
             "tolerance": self.tolerance,
-            "size": self.item["size"],
-            "names": self.item["names"],
+            "size": self.task.size,
+            "values": self.values,
             "seeds": seeds,
             "another_seed": another,
         }
@@ -119,7 +119,7 @@ class _Run:
     def _judge(self, seeds: list[int], another: int) -> None:
         if self.device != "cpu":
             torch.cuda.reset_peak_memory_stats()
-        reference = Reference(self.task, self.device, self.item["names"], another)
+        reference = Reference(self.task, self.device, another)
         try:
             elsewhere = reference.profile()
         except Exception as error:

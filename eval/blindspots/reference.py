@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,12 +36,11 @@ def seeds_of(task_trials: int = CORRECTNESS_TRIALS) -> tuple[list[int], int]:
 
 
 class Reference:
-    """One task on one device: its model and what the variants need of it. `names`: those of a smaller size."""
+    """One task on one device: its model and what the variants need of it. `another`: a seed that is no trial's."""
 
-    def __init__(self, task: Task, device: str, names: Mapping[str, Any], another: int) -> None:
+    def __init__(self, task: Task, device: str, another: int) -> None:
         self.task, self.device, self.another = task, device, another
         self.modules: Modules = task.modules()
-        self.modules.context.update(names)
         self.model = self._built(SEED, "cpu").to(device=device, dtype=task.dtype)
         self.calls: list[Call] = []
         self._other_model: torch.nn.Module | None = None

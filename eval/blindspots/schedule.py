@@ -12,18 +12,21 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kbsub.eval.blindspots.sizes import CONTEXT_BYTES
+from kbsub.adapters.task import Task, TaskError
 from kbsub.eval.process.isolated import Outcome, run_isolated
 from kbsub.eval.results.blindspots import VERSION, BlindSpots, read_blindspots
 from kbsub.eval.results.model import ResultError, write_json_atomic
+from kbsub.eval.tasks.sizes import OFFICIAL, Costs, Size, known_sizes, size_payload
 
 JUDGE = "kbsub.eval.blindspots.judge:judge"
-ESTIMATE = "kbsub.eval.blindspots.sizes:estimate"
 THREADS_VARIABLE = "KBSUB_DRAW_THREADS"  # read by kbsub.eval.blindspots.draw
+CONTEXT_BYTES = 1 << 30  # what a process takes of a GPU before it does anything
+COMPARING_BYTES = 1 << 30  # two chunks in float64, and a convolution's workspace
+UNKNOWN_BYTES = 24 << 30
 LARGE_INPUTS = 4 << 30  # bytes; such tasks come last
 GRACE_S = 90.0  # for a child to start, and for what cannot be stopped between two variants
 _BUNDLES = ((2 << 30, 10), (8 << 30, 5), (24 << 30, 3))  # (GPU bytes of a task up to, tasks of a child)
@@ -31,17 +34,17 @@ _BUNDLES = ((2 << 30, 10), (8 << 30, 5), (24 << 30, 3))  # (GPU bytes of a task 
 
 @dataclass(frozen=True)
 class Wanted:
-    """One task to judge: "level1_37", the size's name, and module-level names of that size."""
+    """One task to judge at one size, and what that takes."""
 
-    task: str
+    task: str  # "level1_37"
     sha256: str
-    size: str = "official"
-    names: dict[str, Any] = field(default_factory=dict)
+    name: str
+    size: Size
     input_bytes: int = 0
     gpu_bytes: int = 0
 
     def payload(self) -> dict[str, Any]:
-        return {"task": self.task, "names": self.names, "size": self.size}
+        return {"task": self.task, "size": size_payload(self.name, self.size)}
 
 
 @dataclass(frozen=True)
@@ -72,27 +75,39 @@ def is_current(path: Path, wanted: Wanted) -> bool:
         record = read_blindspots(path)
     except ResultError:
         return False
-    same = (record.version, record.sha256, record.size, record.names) == (
+    same = (record.version, record.sha256, record.size, record.values) == (
         VERSION,
         wanted.sha256,
-        wanted.size,
-        wanted.names,
+        wanted.name,
+        wanted.size.values,
     )
     late = any(row.why == "time limit" for row in record.not_tried) or any(r.passed is None for r in record.variants)
     return same and not late and (record.alone or not record.out_of_memory)
 
 
-def sized(tasks: Sequence[Wanted], terms: Terms, run: Runner = run_isolated) -> list[Wanted]:
-    """The tasks with their estimates, several children at once."""
-    shares = [tasks[at :: terms.workers] for at in range(min(terms.workers, len(tasks)))]
+def wanted(task: Task, name: str) -> Wanted:
+    """The task at its size of that name. TaskError where there is none."""
+    known = known_sizes(task)
+    if known is None or name not in known.sizes:
+        if name != OFFICIAL:
+            raise TaskError(f"{task.slug}: no {name} size is recorded; kbsub measure sizes records them")
+        return Wanted(task.slug, task.sha256, name, Size(), 0, UNKNOWN_BYTES)
+    size = known.sizes[name]
+    inputs = size.costs.inputs if size.costs else 0
+    return Wanted(task.slug, task.sha256, name, size, inputs, gpu_bytes(size.costs))
 
-    def ask(share: Sequence[Wanted]) -> dict[str, Any]:
-        outcome = run(ESTIMATE, terms.payload(share, None), timeout_s=240)
-        return outcome.value["sizes"] if outcome.value else {}
 
-    with ThreadPoolExecutor(max(1, len(shares))) as pool:
-        found = {name: each for answer in pool.map(ask, shares) for name, each in answer.items()}
-    return [Wanted(w.task, w.sha256, w.size, w.names, **found.get(w.task, {})) for w in tasks]
+def gpu_bytes(costs: Costs | None) -> int:
+    """What a task takes of a GPU: inputs, output, two models, and one more run, on another draw or in float64.
+
+    A run holds two results of the largest size, most often. A wrong guess costs a second run of that task, alone.
+    """
+    if costs is None:
+        return UNKNOWN_BYTES
+    held = costs.inputs + costs.outputs + 2 * costs.parameters
+    plain = 2 * costs.inputs + costs.outputs + 2 * costs.largest
+    truth = 2 * costs.inputs + 3 * costs.parameters + 4 * costs.largest + costs.outputs
+    return held + max(plain, truth) + COMPARING_BYTES + CONTEXT_BYTES
 
 
 def bundles(tasks: Sequence[Wanted]) -> list[list[Wanted]]:
@@ -222,5 +237,11 @@ def _ended(wanted: Wanted, terms: Terms, outcome: Outcome) -> dict[str, Any]:
     """The record of a task whose child ended in the middle: no variants, and how it ended."""
     words = "out of memory" if outcome.status.value == "OUT_OF_MEMORY" else f"{outcome.status}: {outcome.message}"[:300]
     head = {"task": wanted.task, "name": wanted.task, "sha256": wanted.sha256, "provenance": "", "tolerance": 0.0}
-    more = {"precision": terms.precision, "size": wanted.size, "names": wanted.names, "seeds": [], "another_seed": 0}
+    more = {
+        "precision": terms.precision,
+        "size": wanted.name,
+        "values": wanted.size.values,
+        "seeds": [],
+        "another_seed": 0,
+    }
     return {**head, **more, "error": words, "seconds": round(outcome.seconds, 1)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections import Counter
@@ -25,10 +24,9 @@ def command(
     only: Annotated[str, typer.Option(help="Of those, ids by comma and ranges: 1,5,33-40.")] = "",
     precision: Annotated[str, typer.Option(help="fp32, fp16 or bf16.")] = "fp32",
     device: Annotated[str, typer.Option(help="cuda, cuda:<index> or cpu.")] = "",
-    size: Annotated[str, typer.Option(help="official (the pin's shapes), or small with --names.")] = "official",
-    names: Annotated[
-        Path | None, typer.Option(help="JSON: of each task the module-level names of its small size.")
-    ] = None,
+    size: Annotated[
+        str, typer.Option(help="official, check or small; default: official on a GPU, small on a CPU.")
+    ] = "",
     out: Annotated[Path | None, typer.Option(help="Folder of the records; default runs/<gpu>/blindspots.")] = None,
     again: Annotated[bool, typer.Option("--again", help="Judge those again that have a record.")] = False,
     budget: Annotated[float, typer.Option(help="Seconds after which no further task is begun.", min=1.0)] = 86400.0,
@@ -43,13 +41,14 @@ def command(
     GPU for --device cuda.
     """
     from kbsub.adapters.task import TaskError
-    from kbsub.eval.blindspots.schedule import Terms, is_current, judge_all, sized
+    from kbsub.eval.blindspots.schedule import Terms, is_current, judge_all
     from kbsub.eval.report.console import console_for_stdout
     from kbsub.eval.results.blindspots import FOLDER, BlindSpots
     from kbsub.eval.run.machine_facts import gpu_folder, gpu_index, gpu_memory_bytes, no_such_gpu
 
     began = time.time()
     console = console_for_stdout()
+    common.check_size("blindspots", size)
     gpu = common.gpu_of("blindspots", device)
     if device.startswith("cuda") and gpu is None:
         common.stop("blindspots", common.EXIT_NO_GPU, no_such_gpu(device))
@@ -57,12 +56,8 @@ def command(
     checkout, missing = common.checkout_of("blindspots", kernelbench)
     if checkout is None:
         common.stop("blindspots", common.EXIT_USAGE, missing)
-    if size != "official" and names is None:
-        common.stop("blindspots", common.EXIT_USAGE, f"--size {size}: say the names of that size with --names FILE")
-    if size == "official" and names is not None:
-        common.stop("blindspots", common.EXIT_USAGE, "--names: other names make another size; say --size small")
     try:
-        wanted = chosen(tasks or [], level, only, checkout, precision, size, names)
+        wanted = chosen(tasks or [], level, only, checkout, precision, size or ("official" if gpu else "small"))
     except (TaskError, ValueError) as error:
         common.stop("blindspots", common.EXIT_USAGE, str(error))
     target = out or Path("runs") / gpu_folder(gpu) / FOLDER
@@ -81,21 +76,18 @@ def command(
         line = f"{time.time() - began:6.1f} s  {record.task}: {words} ({tried}, {record.seconds:.1f} s)"
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    undone = judge_all(sized(todo, terms), terms, target, heard) if todo else []
+    undone = judge_all(todo, terms, target, heard) if todo else []
     console.print(", ".join(f"{number} {name}" for name, number in count.most_common()), highlight=False)
     if undone:
         console.print(f"left by --budget: {' '.join(undone)}; the same command goes on", soft_wrap=True)
         raise typer.Exit(1)
 
 
-def chosen(
-    tasks: list[str], level: str, only: str, checkout: Path, precision: str, size: str, names: Path | None
-) -> list[Any]:
-    """The tasks that are meant. ValueError or TaskError for words that mean none."""
+def chosen(tasks: list[str], level: str, only: str, checkout: Path, precision: str, size: str) -> list[Any]:
+    """The tasks that are meant, at that size. ValueError or TaskError for words that mean none."""
     from kbsub.adapters.task import load_task, parse_task
-    from kbsub.eval.blindspots.schedule import Wanted
+    from kbsub.eval.blindspots.schedule import wanted
 
-    tables: dict[str, Any] = json.loads(names.read_text("utf-8")) if names else {}
     pairs = [parse_task(each) for each in tasks]
     if not pairs:
         levels = [int(each) for each in level.split(",") if each.strip()]
@@ -103,13 +95,7 @@ def chosen(
             raise ValueError(f"--level {unknown[0]}: levels at the pin are {', '.join(map(str, LEVELS))}")
         ids = numbers(only)
         pairs = [(lev, number) for lev in levels for number in range(1, LEVELS[lev] + 1) if not ids or number in ids]
-    found = []
-    for lev, number in pairs:
-        task = load_task(lev, number, kernelbench=checkout, precision=precision)
-        if size == "official" or task.slug in tables:
-            set_names = tables.get(task.slug, {}) if size != "official" else {}
-            found.append(Wanted(task.slug, task.sha256, size, set_names))
-    return found
+    return [wanted(load_task(*pair, kernelbench=checkout, precision=precision), size) for pair in pairs]
 
 
 def numbers(text: str) -> set[int]:

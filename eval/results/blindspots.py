@@ -60,7 +60,7 @@ class NotTriedRow(Record):
 
 
 class BlindSpots(Record):
-    """All variants of one task. size: official, check or small; names: module-level names that make it small."""
+    """All variants of one task. size: official, check or small; values: of the integers that make it so."""
 
     version: int = VERSION
     task: str
@@ -70,7 +70,7 @@ class BlindSpots(Record):
     precision: str
     tolerance: float
     size: str
-    names: dict[str, Any] = Field(default_factory=dict)
+    values: dict[str, int] = Field(default_factory=dict)
     seeds: list[int]
     another_seed: int
     drawn: list[str] = Field(default_factory=list)
