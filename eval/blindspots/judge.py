@@ -44,6 +44,7 @@ def judge(payload: dict[str, Any], progress: Progress) -> dict[str, Any]:
             total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
             torch.cuda.set_per_process_memory_fraction(min(1.0, payload["memory_bytes"] / total))
     environment = facts(device)
+    gc.freeze()  # or every collection walks through all that torch has imported: half a second each
     for item in payload["tasks"]:
         if time.time() >= payload["deadline"]:
             break
@@ -135,7 +136,6 @@ class _Run:
             self.drawn.append(trial.drawn)
             alive = [each for each in alive if self._through(each, trial, number)]
             del trial
-            _tidy()
         for each in alive:
             row = self.rows.get(each.name)
             if row is None:
