@@ -85,7 +85,7 @@ def command(
 
 def chosen(tasks: list[str], level: str, only: str, checkout: Path, precision: str, size: str) -> list[Any]:
     """The tasks that are meant, at that size. ValueError or TaskError for words that mean none."""
-    from kbsub.adapters.task import load_task, parse_task
+    from kbsub.adapters.task import TaskError, load_task, parse_task
     from kbsub.eval.blindspots.schedule import wanted
 
     pairs = [parse_task(each) for each in tasks]
@@ -95,7 +95,15 @@ def chosen(tasks: list[str], level: str, only: str, checkout: Path, precision: s
             raise ValueError(f"--level {unknown[0]}: levels at the pin are {', '.join(map(str, LEVELS))}")
         ids = numbers(only)
         pairs = [(lev, number) for lev in levels for number in range(1, LEVELS[lev] + 1) if not ids or number in ids]
-    return [wanted(load_task(*pair, kernelbench=checkout, precision=precision), size) for pair in pairs]
+    found = []
+    for pair in pairs:
+        try:
+            found.append(wanted(load_task(*pair, kernelbench=checkout, precision=precision), size))
+        except TaskError as error:
+            if tasks:
+                raise
+            typer.echo(f"left out: {error}", err=True)  # one task without such a size stops no level
+    return found
 
 
 def numbers(text: str) -> set[int]:
