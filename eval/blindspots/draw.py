@@ -142,8 +142,10 @@ def _segment(flat: torch.Tensor, begin: int, end: int, state: torch.Tensor, fill
     """Fills flat[begin:end] from a generator at `state`; returns where it then stands."""
     generator = torch.Generator()
     generator.set_state(state)
-    on_host = flat.device.type == "cpu"
-    buffer = None if on_host else torch.empty(min(CHUNK, end - begin), dtype=flat.dtype, pin_memory=True)
+    buffer = None
+    if flat.device.type == "cuda":
+        torch.cuda.set_device(flat.device)  # of this thread
+        buffer = torch.empty(min(CHUNK, end - begin), dtype=flat.dtype, pin_memory=True)
     for start in range(begin, end, CHUNK):
         stop = min(end, start + CHUNK)
         if buffer is None:

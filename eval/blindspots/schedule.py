@@ -124,7 +124,8 @@ def bundles(tasks: Sequence[Wanted]) -> list[list[Wanted]]:
 
 
 def _like(one: Wanted, other: Wanted) -> bool:
-    return other.gpu_bytes <= max(1.5 * one.gpu_bytes, _BUNDLES[0][0])
+    large = [each.input_bytes > LARGE_INPUTS for each in (one, other)]
+    return large[0] == large[1] and other.gpu_bytes <= max(1.5 * one.gpu_bytes, _BUNDLES[0][0])
 
 
 class Queue:
