@@ -28,8 +28,13 @@ CONTEXT_BYTES = 1 << 30  # what a process takes of a GPU before it does anything
 COMPARING_BYTES = 1 << 30  # two chunks in float64, and a convolution's workspace
 UNKNOWN_BYTES = 24 << 30
 LARGE_INPUTS = 4 << 30  # bytes; such tasks come last
+MOST_DEAD = 3
 GRACE_S = 90.0  # for a child to start, and for what cannot be stopped between two variants
 _BUNDLES = ((2 << 30, 10), (8 << 30, 5), (24 << 30, 3))  # (GPU bytes of a task up to, tasks of a child)
+
+
+class ScheduleError(Exception):
+    """The run cannot go on; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +133,16 @@ def _like(one: Wanted, other: Wanted) -> bool:
     return large[0] == large[1] and other.gpu_bytes <= max(1.5 * one.gpu_bytes, _BUNDLES[0][0])
 
 
+def cores() -> int:
+    """Processors that this process may use: the affinity, and the container's quota, where there are such."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return max(1, min(count, round(int(quota) / int(period))))
+    except (OSError, ValueError):  # no such file, or "max"
+        return count
+
+
 class Queue:
     """What is still to be done, and how much of the GPU is taken. All methods under one lock."""
 
@@ -136,6 +151,15 @@ class Queue:
         self.again: list[Wanted] = []  # alone, at the end
         self.taken = self.running = 0
         self.changed = threading.Condition()
+        self.dead = 0  # children that ended before any task
+
+    def never_began(self, outcome: Outcome) -> None:
+        """Counts a child that got to no task; ScheduleError after the third: something is wrong with all of them."""
+        with self.changed:
+            self.dead += 1
+            if self.dead >= MOST_DEAD:
+                self.work, self.again = [], []
+                raise ScheduleError(f"no child gets as far as a task: {outcome.status}: {outcome.message}")
 
     def share_of(self, bundle: Sequence[Wanted]) -> int:
         return max(1, min(max(each.gpu_bytes for each in bundle), self.terms.total_bytes))
@@ -221,7 +245,7 @@ def _bundle(
     memory = None if on_cpu else (terms.total_bytes if alone else queue.share_of(bundle)) - CONTEXT_BYTES // 2
     left = max(1.0, terms.deadline - time.time())
     beside = min(terms.workers, max(1, terms.total_bytes // queue.share_of(bundle)))  # so many like it fit at once
-    threads = str(max(1, (os.cpu_count() or 1) // beside))
+    threads = str(max(1, cores() // beside))
     variables = {THREADS_VARIABLE: threads, "OMP_NUM_THREADS": threads}
     variables["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     timeout = min(len(bundle) * terms.limit_s, left) + GRACE_S
@@ -229,7 +253,8 @@ def _bundle(
     if by_name and at and at[-1] in by_name:  # it ended in the middle of this one
         died = by_name[at[-1]]
         keep(_ended(died, terms, outcome))
-    elif by_name and outcome.value is None:  # it never began
+    elif by_name and outcome.value is None:  # it never began: the first task has to say so, or this would never end
+        queue.never_began(outcome)
         keep(_ended(next(iter(by_name.values())), terms, outcome))
     return list(by_name.values()), again
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
 from pathlib import Path
@@ -41,7 +40,7 @@ def command(
     GPU for --device cuda.
     """
     from kbsub.adapters.task import TaskError
-    from kbsub.eval.blindspots.schedule import Terms, is_current, judge_all
+    from kbsub.eval.blindspots.schedule import ScheduleError, Terms, cores, is_current, judge_all
     from kbsub.eval.report.console import console_for_stdout
     from kbsub.eval.results.blindspots import FOLDER, BlindSpots
     from kbsub.eval.run.machine_facts import gpu_folder, gpu_index, gpu_memory_bytes, no_such_gpu
@@ -64,7 +63,7 @@ def command(
     target.mkdir(parents=True, exist_ok=True)
     todo = [each for each in wanted if again or not is_current(target / f"{each.task}.json", each)]
     console.print(f"{len(wanted)} tasks, {len(wanted) - len(todo)} have a record in {target}", highlight=False)
-    at_once = workers or (min(10, max(1, os.cpu_count() or 1)) if gpu else 1)
+    at_once = workers or (min(10, cores()) if gpu else 1)
     memory = int(_GPU_SHARE * (gpu_memory_bytes(gpu_index(where)) or 0)) if gpu else 1 << 60
     terms = Terms(str(checkout), where, precision, limit, began + budget, at_once, memory)
     count = Counter[str]()
@@ -76,7 +75,10 @@ def command(
         line = f"{time.time() - began:6.1f} s  {record.task}: {words} ({tried}, {record.seconds:.1f} s)"
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    undone = judge_all(todo, terms, target, heard) if todo else []
+    try:
+        undone = judge_all(todo, terms, target, heard) if todo else []
+    except ScheduleError as error:
+        common.stop("blindspots", 1, str(error))
     console.print(", ".join(f"{number} {name}" for name, number in count.most_common()), highlight=False)
     if undone:
         console.print(f"left by --budget: {' '.join(undone)}; the same command goes on", soft_wrap=True)

@@ -10,7 +10,16 @@ from typing import Any
 import pytest
 
 from kbsub.adapters.task import TaskError, load_task
-from kbsub.eval.blindspots.schedule import Terms, Wanted, bundles, gpu_bytes, is_current, judge_all, wanted
+from kbsub.eval.blindspots.schedule import (
+    ScheduleError,
+    Terms,
+    Wanted,
+    bundles,
+    gpu_bytes,
+    is_current,
+    judge_all,
+    wanted,
+)
 from kbsub.eval.process.isolated import Outcome, Status
 from kbsub.eval.results.blindspots import read_blindspots
 from kbsub.eval.tasks.sizes import Costs, Size
@@ -99,6 +108,18 @@ def test_out_of_memory_beside_others_is_tried_again_alone(tmp_path):
     assert len(seen) == 2 and seen[1] > seen[0]
     stored = read_blindspots(tmp_path / "level1_1.json")
     assert stored.alone and not stored.out_of_memory
+
+
+def test_children_that_never_begin_end_the_run(tmp_path):
+    started = []
+
+    def run(target: str, payload: dict[str, Any], **more: Any) -> Outcome:
+        started.append(payload)
+        return ended(Status.RUNTIME_ERROR)
+
+    with pytest.raises(ScheduleError, match="no child gets as far as a task: RUNTIME_ERROR: why"):
+        judge_all([task(n, 30 * GB) for n in range(20)], terms(workers=1), tmp_path, lambda _: None, run)
+    assert len(started) == 3
 
 
 def test_after_the_deadline_nothing_is_begun(tmp_path):
