@@ -99,8 +99,9 @@ def chosen(tasks: list[str], level: str, only: str, checkout: Path, precision: s
         pairs = [(lev, number) for lev in levels for number in range(1, LEVELS[lev] + 1) if not ids or number in ids]
     found = []
     for pair in pairs:
+        task = load_task(*pair, kernelbench=checkout, precision=precision)
         try:
-            found.append(wanted(load_task(*pair, kernelbench=checkout, precision=precision), size))
+            found.append(wanted(task, size))
         except TaskError as error:
             if tasks:
                 raise

@@ -34,7 +34,7 @@ MEANING = {
 _SAID = 3  # accepted variants that a verdict's row names
 
 
-class Row(Record):
+class VariantRow(Record):
     """One variant. `share`: the largest share of the tolerance it used in the trials it was in (of a failed one up to
     the chunk that failed, unless `whole`); `passed` null: no trial failed, but not all were run. `same`: the
     substitute is what the task has anyway."""
@@ -74,7 +74,7 @@ class BlindSpots(Record):
     seeds: list[int]
     another_seed: int
     drawn: list[str] = Field(default_factory=list)
-    variants: list[Row] = Field(default_factory=list)
+    variants: list[VariantRow] = Field(default_factory=list)
     not_tried: list[NotTriedRow] = Field(default_factory=list)
     error: str | None = None
     alone: bool | None = None  # the task had the whole GPU
@@ -82,12 +82,12 @@ class BlindSpots(Record):
     peak_bytes: int | None = None
     environment: Environment | None = None
 
-    def accepted(self) -> list[Row]:
+    def accepted(self) -> list[VariantRow]:
         """Wrong variants that pass all trials, worst first."""
         found = [row for row in self.variants if row.passed and row.blind not in OUGHT_TO_PASS]
         return sorted(found, key=lambda row: SEVERITIES.index(row.blind))
 
-    def refused(self) -> list[Row]:
+    def refused(self) -> list[VariantRow]:
         """What ought to pass and does not: the reference again, and the truth.
 
         Of a reference that fails against itself the truth says nothing: it drew other random numbers, too.
