@@ -248,6 +248,7 @@ def _bundle(
     threads = str(max(1, cores() // beside))
     variables = {THREADS_VARIABLE: threads, "OMP_NUM_THREADS": threads}
     variables["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+    variables |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}  # level 4: nothing is downloaded
     timeout = min(len(bundle) * terms.limit_s, left) + GRACE_S
     outcome = run(JUDGE, terms.payload(bundle, memory), timeout_s=timeout, on_progress=event, env=variables)
     if by_name and at and at[-1] in by_name:  # it ended in the middle of this one
