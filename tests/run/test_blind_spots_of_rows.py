@@ -52,7 +52,9 @@ def test_the_row_of_a_batch(asked):
     settings = batch.Settings("bf16", "cuda", 1.0, None)
     job = batch.Job("level_1_problem_37_sample_0", "level1_37", 1, 37, 0, "x = 1", "key", settings)
     official = {"compiled": True, "correctness": True, "metadata": {}, "trials": "(5 / 5)", "runtime": 1.5}
-    row = batch.row_of(job, Outcome(Status.OK, {"official": official, "verdict": {"status": "OK"}}, "", "", 2.0))
+    row = batch.row_of(
+        job, Outcome(Status.OK, {"official": official, "verdict": {"status": "OK", "reason": None}}, "", "", 2.0)
+    )
     assert asked == [("level1_37", f"kernelbench@{PIN}", "bf16")]
     assert row["blind_spots"] == WORDS
     assert row_words(row) == f"OK, (5 / 5), 1.5 ms (2.0 s); {WORDS}"
