@@ -18,7 +18,18 @@ from kbsub.eval.results.record import Environment, Record
 VERSION = 1  # of the variants: a record of another version is made again
 FOLDER = "blindspots"
 # What a task is blind to, worst first; the first two say that the reference itself is the one that is off.
-SEVERITIES = ("unstable", "hostile", "vacuous", "operator", "parameter", "input", "data", "precision", "sound")
+SEVERITIES = (
+    "unstable",
+    "hostile",
+    "vacuous",
+    "operator",
+    "parameter",
+    "input",
+    "data",
+    "precision",
+    "undecided",
+    "sound",
+)
 OUGHT_TO_PASS = ("unstable", "hostile")
 MEANING = {
     "unstable": "the reference fails against itself",
@@ -29,6 +40,7 @@ MEANING = {
     "input": "an input is not looked at",
     "data": "a part of the data is enough",
     "precision": "bf16, fp16 or TF32 arithmetic passes",
+    "undecided": "nothing wrong passes, but not all could be tried: time or memory",
     "sound": "every wrong variant fails",
 }
 _SAID = 3  # accepted variants that a verdict's row names
@@ -100,11 +112,17 @@ class BlindSpots(Record):
         if not self.variants:
             return []
         found = {row.blind for row in [*self.accepted(), *self.refused()]}
-        return [each for each in SEVERITIES if each in found] or ["sound"]
+        return [each for each in SEVERITIES if each in found] or ["undecided" if self.cut_short else "sound"]
 
     @property
     def worst(self) -> str | None:
         return next(iter(self.severities()), None)
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether time or memory kept variants from being tried in all trials: what was not tried may pass."""
+        reasons = any(row.why in ("time limit", "out of memory") for row in self.not_tried)
+        return reasons or self.error is not None or any(row.passed is None for row in self.variants)
 
     @property
     def out_of_memory(self) -> bool:
@@ -124,7 +142,7 @@ def in_words(record: BlindSpots) -> str:
         else:
             parts.append(f"the {row.name.replace(':', ' in', 1)} fails ({row.share:.3g} tolerances)")
     if not parts:
-        tried = len(record.variants)
+        tried = sum(row.blind not in OUGHT_TO_PASS for row in record.variants)
         return f"none of {tried} wrong variants passes" if tried else ""
     return "; ".join(parts) + ("" if record.size == "official" else f" (at the {record.size} size)")
 

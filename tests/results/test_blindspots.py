@@ -30,7 +30,7 @@ AGAIN, TRUTH = row("reference again", "unstable", True, 0.0), row("truth: float6
 @pytest.mark.parametrize(
     ("rows", "severities", "words"),
     [
-        ([AGAIN, TRUTH, row("ones", "vacuous", False)], ["sound"], "none of 3 wrong variants passes"),
+        ([AGAIN, TRUTH, row("ones", "vacuous", False)], ["sound"], "none of 1 wrong variants passes"),
         (
             [AGAIN, TRUTH, row("bf16", "precision", True), row("zeros", "vacuous", True)],
             ["vacuous", "precision"],
@@ -46,7 +46,7 @@ AGAIN, TRUTH = row("reference again", "unstable", True, 0.0), row("truth: float6
             ["unstable"],
             "its reference fails against itself",
         ),
-        ([AGAIN, row("zeros", "vacuous", None)], ["sound"], "none of 2 wrong variants passes"),
+        ([AGAIN, row("zeros", "vacuous", None)], ["undecided"], "none of 1 wrong variants passes"),
         (
             [row(name, "data", True) for name in ("a", "b", "c", "d")],
             ["data"],
@@ -59,6 +59,14 @@ def test_severities_and_words(rows, severities, words):
     found = record(*rows)
     assert found.severities() == severities
     assert in_words(found) == words
+
+
+@pytest.mark.parametrize("why", ["time limit", "out of memory"])
+def test_what_was_cut_short_is_not_sound(why):
+    tried = row("ones", "vacuous", False)
+    assert record(AGAIN, TRUTH, tried, not_tried=[{"name": "zeros", "why": why}]).severities() == ["undecided"]
+    refused = [{"name": "rows", "why": "the output has one row"}]
+    assert record(AGAIN, TRUTH, tried, not_tried=refused).severities() == ["sound"]
 
 
 def test_another_size_is_said():
