@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kbsub.adapters.environment import project_commit
 from kbsub.adapters.task import Task, TaskError
 from kbsub.eval.process.isolated import Outcome, run_isolated
-from kbsub.eval.results.blindspots import VERSION, BlindSpots, read_blindspots
-from kbsub.eval.results.model import ResultError, write_json_atomic
+from kbsub.eval.results.blindspots import VERSION, BlindSpots, read_blindspots, write_blindspots
+from kbsub.eval.results.model import ResultError
 from kbsub.eval.tasks.sizes import OFFICIAL, Costs, Size, known_sizes, size_payload
 
 JUDGE = "kbsub.eval.blindspots.judge:judge"
@@ -152,6 +153,7 @@ class Queue:
         self.taken = self.running = 0
         self.changed = threading.Condition()
         self.dead = 0  # children that ended before any task
+        self.commit = project_commit()
 
     def never_began(self, outcome: Outcome) -> None:
         """Counts a child that got to no task; ScheduleError after the third: something is wrong with all of them."""
@@ -234,10 +236,12 @@ def _bundle(
         record = BlindSpots.model_validate(content)
         if terms.device != "cpu":
             record.alone = alone
+        if record.environment is not None:
+            record.environment.project_commit = queue.commit
         wanted = by_name.pop(record.task)
         if record.out_of_memory and not alone and terms.device != "cpu":
             again.append(wanted)
-        write_json_atomic(out / f"{record.task}.json", record)
+        write_blindspots(out / f"{record.task}.json", record)
         finished.add(record.task)
         heard(record)
 

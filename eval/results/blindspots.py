@@ -12,7 +12,8 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from kbsub.eval.results.model import ResultError
+from kbsub.eval.results.files import write_text_atomic
+from kbsub.eval.results.model import ResultError, jsonable
 from kbsub.eval.results.record import Environment, Record
 
 VERSION = 1  # of the variants: a record of another version is made again
@@ -153,6 +154,21 @@ def read_blindspots(path: Path) -> BlindSpots:
         return BlindSpots.model_validate(json.loads(path.read_text("utf-8")))
     except (OSError, ValueError, ValidationError) as error:
         raise ResultError(f"{path}: no record of blind spots: {' '.join(str(error).split())[:200]}") from error
+
+
+def write_blindspots(path: Path, record: BlindSpots) -> None:
+    """The record as JSON, a variant a line; a failed variant's words are left out, since nobody is told of it."""
+    content = jsonable(record.model_dump(mode="json"))
+    lists = {key: content.pop(key) for key in ("variants", "not_tried")}
+    for row in lists["variants"]:
+        if row["passed"] is False:
+            row["words"] = ""
+    head = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False).removesuffix("\n}")
+    parts = [head]
+    for key, rows in lists.items():
+        lines = ",\n".join(f"  {json.dumps(row, ensure_ascii=False, allow_nan=False)}" for row in rows)
+        parts.append(f' "{key}": [\n{lines}\n ]' if rows else f' "{key}": []')
+    write_text_atomic(path, ",\n".join(parts) + "\n}\n")
 
 
 def records_in(folder: Path) -> list[BlindSpots]:

@@ -9,7 +9,16 @@ import pytest
 
 from kbsub.eval.report.blindspot_tables import blindspots_table, counts_table, reason
 from kbsub.eval.report.papers import Request, section
-from kbsub.eval.results.blindspots import FOLDER, MEANING, SEVERITIES, BlindSpots, in_words, known, read_blindspots
+from kbsub.eval.results.blindspots import (
+    FOLDER,
+    MEANING,
+    SEVERITIES,
+    BlindSpots,
+    in_words,
+    known,
+    read_blindspots,
+    write_blindspots,
+)
 from kbsub.eval.results.model import ResultError
 from support.paths import ROOT
 
@@ -91,6 +100,19 @@ def test_known_is_of_this_very_task_and_precision(tmp_path):
     assert known("level1_37", "kernelbench@pin", folders=folders) is None
     with pytest.raises(ResultError, match=r"level1_37\.json: no record of blind spots"):
         read_blindspots(folder / "level1_37.json")
+
+
+@pytest.mark.parametrize(
+    "rows", [[], [AGAIN, row("zeros", "vacuous", True), row("ones", "vacuous", False, float("inf"))]]
+)
+def test_what_is_written_is_read(tmp_path, rows):
+    path = tmp_path / "level1_37.json"
+    found = record(*rows, not_tried=[{"name": "x", "why": "y"}] if rows else [])
+    write_blindspots(path, found)
+    again = read_blindspots(path)
+    assert again.severities() == found.severities()
+    assert [(each.name, each.share) for each in again.variants] == [(each.name, each.share) for each in found.variants]
+    assert len(path.read_text("utf-8").splitlines()) < 30
 
 
 def test_tables():
