@@ -2,7 +2,7 @@
 
 A child gets a few tasks of a like size (torch and CUDA take seconds to start). A record is written as soon as it
 comes. A child that dies costs the task it was at: the others of its bundle go to another child. A task that ran out
-of memory beside others is tried again alone. Imports no torch.
+of its share of the memory is tried again with a larger one, at last with all of it. Imports no torch.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,13 @@ from kbsub.eval.tasks.sizes import OFFICIAL, Costs, Size, known_sizes, size_payl
 JUDGE = "kbsub.eval.blindspots.judge:judge"
 THREADS_VARIABLE = "KBSUB_DRAW_THREADS"  # read by kbsub.eval.blindspots.draw
 CONTEXT_BYTES = 1 << 30  # what a process takes of a GPU before it does anything
-COMPARING_BYTES = 1 << 30  # two chunks in float64, and a convolution's workspace
+COMPARING_BYTES = 3 << 30  # two chunks in float64, and a convolution's workspace
+MORE = 3  # times its share of the GPU for a task that it was too small for, until it has the GPU to itself
 UNKNOWN_BYTES = 24 << 30
 LARGE_INPUTS = 4 << 30  # bytes; such tasks come last
 MOST_DEAD = 3
 GRACE_S = 90.0  # for a child to start, and for what cannot be stopped between two variants
-_BUNDLES = ((2 << 30, 10), (8 << 30, 5), (24 << 30, 3))  # (GPU bytes of a task up to, tasks of a child)
+_BUNDLES = ((8 << 30, 10), (16 << 30, 5), (32 << 30, 3))  # (GPU bytes of a task up to, tasks of a child)
 
 
 class ScheduleError(Exception):
@@ -106,7 +107,7 @@ def wanted(task: Task, name: str) -> Wanted:
 def gpu_bytes(costs: Costs | None) -> int:
     """What a task takes of a GPU: inputs, output, two models, and one more run, on another draw or in float64.
 
-    A run holds two results of the largest size, most often. A wrong guess costs a second run of that task, alone.
+    A run holds two results of the largest size, most often. A wrong guess costs a second run of that task.
     """
     if costs is None:
         return UNKNOWN_BYTES
@@ -149,7 +150,6 @@ class Queue:
 
     def __init__(self, work: list[list[Wanted]], terms: Terms) -> None:
         self.work, self.terms = work, terms
-        self.again: list[Wanted] = []  # alone, at the end
         self.taken = self.running = 0
         self.changed = threading.Condition()
         self.dead = 0  # children that ended before any task
@@ -160,39 +160,35 @@ class Queue:
         with self.changed:
             self.dead += 1
             if self.dead >= MOST_DEAD:
-                self.work, self.again = [], []
+                self.work = []
                 raise ScheduleError(f"no child gets as far as a task: {outcome.status}: {outcome.message}")
 
     def share_of(self, bundle: Sequence[Wanted]) -> int:
         return max(1, min(max(each.gpu_bytes for each in bundle), self.terms.total_bytes))
 
-    def next(self) -> tuple[list[Wanted], bool] | None:
-        """(a bundle that fits beside what runs, whether it has the GPU to itself); None when all is done."""
+    def next(self) -> list[Wanted] | None:
+        """A bundle that fits beside what runs; None when all is done, or the time is up."""
         with self.changed:
             while True:
                 if time.time() >= self.terms.deadline:
                     return None
                 for at, bundle in enumerate(self.work):
                     if self.taken + self.share_of(bundle) <= self.terms.total_bytes or not self.running:
-                        return self._take(self.work.pop(at), False)
-                if not self.work and self.again and not self.running:
-                    return self._take([self.again.pop(0)], True)
-                if not self.work and not self.again and not self.running:
+                        self.running += 1
+                        self.taken += self.share_of(bundle)
+                        return self.work.pop(at)
+                if not self.work and not self.running:
                     return None
                 self.changed.wait(1.0)
 
-    def _take(self, bundle: list[Wanted], alone: bool) -> tuple[list[Wanted], bool]:
-        self.running += 1
-        self.taken += self.terms.total_bytes if alone else self.share_of(bundle)
-        return bundle, alone
-
-    def done(self, bundle: list[Wanted], alone: bool, rest: list[Wanted], again: list[Wanted]) -> None:
+    def done(self, share: int, rest: list[Wanted], again: list[Wanted]) -> None:
+        """`rest`: what its child did not come to; `again`: what its share was too small for."""
         with self.changed:
             self.running -= 1
-            self.taken -= self.terms.total_bytes if alone else self.share_of(bundle)
+            self.taken -= share
             if rest:
                 self.work.insert(0, rest)
-            self.again += again
+            self.work += [[replace(each, gpu_bytes=MORE * share)] for each in again]
             self.changed.notify_all()
 
 
@@ -202,14 +198,13 @@ def judge_all(tasks: Sequence[Wanted], terms: Terms, out: Path, heard: Heard, ru
     finished: set[str] = set()
 
     def work() -> None:
-        while (taken := queue.next()) is not None:
-            bundle, alone = taken
+        while (bundle := queue.next()) is not None:
             rest: list[Wanted] = []
             again: list[Wanted] = []
             try:
-                rest, again = _bundle(bundle, alone, queue, out, heard, finished, run)
+                rest, again = _bundle(bundle, queue, out, heard, finished, run)
             finally:
-                queue.done(bundle, alone, rest, again)
+                queue.done(queue.share_of(bundle), rest, again)
 
     with ThreadPoolExecutor(terms.workers) as pool:
         for job in [pool.submit(work) for _ in range(terms.workers)]:
@@ -218,10 +213,11 @@ def judge_all(tasks: Sequence[Wanted], terms: Terms, out: Path, heard: Heard, ru
 
 
 def _bundle(
-    bundle: list[Wanted], alone: bool, queue: Queue, out: Path, heard: Heard, finished: set[str], run: Runner
+    bundle: list[Wanted], queue: Queue, out: Path, heard: Heard, finished: set[str], run: Runner
 ) -> tuple[list[Wanted], list[Wanted]]:
-    """(what its child did not come to, what is to be done again alone)."""
-    terms = queue.terms
+    """(what its child did not come to, what is to be done again with more memory)."""
+    terms, share = queue.terms, queue.share_of(bundle)
+    alone = share == terms.total_bytes
     by_name = {each.task: each for each in bundle}
     at: list[str] = []
     again: list[Wanted] = []
@@ -246,9 +242,9 @@ def _bundle(
         heard(record)
 
     on_cpu = terms.device == "cpu"
-    memory = None if on_cpu else (terms.total_bytes if alone else queue.share_of(bundle)) - CONTEXT_BYTES // 2
+    memory = None if on_cpu else share - CONTEXT_BYTES // 2
     left = max(1.0, terms.deadline - time.time())
-    beside = min(terms.workers, max(1, terms.total_bytes // queue.share_of(bundle)))  # so many like it fit at once
+    beside = min(terms.workers, max(1, terms.total_bytes // share))  # so many like it fit at once
     threads = str(max(1, cores() // beside))
     variables = {THREADS_VARIABLE: threads, "OMP_NUM_THREADS": threads}
     variables["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
