@@ -18,8 +18,8 @@ from typing import Any
 
 from kbsub.adapters.environment import project_commit
 from kbsub.adapters.task import Task, TaskError
-from kbsub.eval.process.isolated import Outcome, run_isolated
-from kbsub.eval.results.blindspots import VERSION, BlindSpots, read_blindspots, write_blindspots
+from kbsub.eval.process.isolated import Outcome, Status, run_isolated
+from kbsub.eval.results.blindspots import VERSION, BlindSpots, file_name, read_blindspots, write_blindspots
 from kbsub.eval.results.model import ResultError
 from kbsub.eval.tasks.sizes import OFFICIAL, Costs, Size, known_sizes, size_payload
 
@@ -76,8 +76,8 @@ Runner = Callable[..., Outcome]
 Heard = Callable[[BlindSpots], None]
 
 
-def is_current(path: Path, wanted: Wanted) -> bool:
-    """Whether a stored record is of this text, size and version, and not one that ran out of time or memory."""
+def is_current(path: Path, wanted: Wanted, limit_s: float) -> bool:
+    """Whether a stored record is of this text, size and version, and more time or memory would make no other."""
     try:
         record = read_blindspots(path)
     except ResultError:
@@ -89,7 +89,7 @@ def is_current(path: Path, wanted: Wanted) -> bool:
         wanted.size.values,
     )
     late = any(row.why == "time limit" for row in record.not_tried) or any(r.passed is None for r in record.variants)
-    return same and not late and (record.alone or not record.out_of_memory)
+    return same and (not late or record.granted_s >= limit_s) and (record.alone or not record.out_of_memory)
 
 
 def wanted(task: Task, name: str) -> Wanted:
@@ -237,7 +237,7 @@ def _bundle(
         wanted = by_name.pop(record.task)
         if record.out_of_memory and not alone and terms.device != "cpu":
             again.append(wanted)
-        write_blindspots(out / f"{record.task}.json", record)
+        write_blindspots(out / file_name(record.task, terms.precision), record)
         finished.add(record.task)
         heard(record)
 
@@ -251,6 +251,8 @@ def _bundle(
     variables |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}  # level 4: nothing is downloaded
     timeout = min(len(bundle) * terms.limit_s, left) + GRACE_S
     outcome = run(JUDGE, terms.payload(bundle, memory), timeout_s=timeout, on_progress=event, env=variables)
+    if time.time() > terms.deadline and outcome.status is Status.TIMEOUT:
+        return [], again  # the run's time was up, not the task's
     if by_name and at and at[-1] in by_name:  # it ended in the middle of this one
         died = by_name[at[-1]]
         keep(_ended(died, terms, outcome))

@@ -42,7 +42,7 @@ def command(
     from kbsub.adapters.task import TaskError
     from kbsub.eval.blindspots.schedule import ScheduleError, Terms, cores, is_current, judge_all
     from kbsub.eval.report.console import console_for_stdout
-    from kbsub.eval.results.blindspots import FOLDER, BlindSpots
+    from kbsub.eval.results.blindspots import FOLDER, BlindSpots, file_name
     from kbsub.eval.run.machine_facts import gpu_folder, gpu_index, gpu_memory_bytes, no_such_gpu
 
     began = time.time()
@@ -61,7 +61,7 @@ def command(
         common.stop("blindspots", common.EXIT_USAGE, str(error))
     target = out or Path("runs") / gpu_folder(gpu) / FOLDER
     target.mkdir(parents=True, exist_ok=True)
-    todo = [each for each in wanted if again or not is_current(target / f"{each.task}.json", each)]
+    todo = [each for each in wanted if again or not is_current(target / file_name(each.task, precision), each, limit)]
     console.print(f"{len(wanted)} tasks, {len(wanted) - len(todo)} have a record in {target}", highlight=False)
     at_once = workers or (min(10, cores()) if gpu else 1)
     memory = int(_GPU_SHARE * (gpu_memory_bytes(gpu_index(where)) or 0)) if gpu else 1 << 60

@@ -157,7 +157,8 @@ def _plot(result: Result, request: Request) -> str:
 def blindspots_section(request: Request) -> str:
     """The table of all records of one GPU: `blindspots`, or `blindspots-counts`; they belong to no result file."""
     folder = request.root / "results" / request.options.get("gpu", DEFAULT_GPU) / BLINDSPOTS
-    records = records_in(folder)
+    precision = request.options.get("precision", "fp32")
+    records = [record for record in records_in(folder) if record.precision == precision]
     if not records:
         return f"_No blind spots on {folder.parent.name} are committed yet: `kbsub blindspots` makes them._"
     counts = request.name.endswith("-counts")

@@ -91,6 +91,7 @@ class BlindSpots(Record):
     not_tried: list[NotTriedRow] = Field(default_factory=list)
     error: str | None = None
     alone: bool | None = None  # the task had the whole GPU
+    granted_s: float = 0.0  # that the task was given, and those that it took
     seconds: float = 0.0
     peak_bytes: int | None = None
     environment: Environment | None = None
@@ -148,6 +149,11 @@ def in_words(record: BlindSpots) -> str:
     return "; ".join(parts) + ("" if record.size == "official" else f" (at the {record.size} size)")
 
 
+def file_name(task: str, precision: str) -> str:
+    """Of a task's record: "level1_37.json" in fp32, else with the precision, as the rows of a result file have it."""
+    return f"{task}.json" if precision == "fp32" else f"{task}@{precision}.json"
+
+
 def read_blindspots(path: Path) -> BlindSpots:
     """The record in a file; ResultError when it is none."""
     try:
@@ -190,12 +196,12 @@ def committed_folders() -> list[Path]:
 def known(task: str, provenance: str, precision: str = "fp32", folders: Iterable[Path] | None = None) -> str | None:
     """What a verdict's row says of its task, from the first committed record of this very task; None without one."""
     for folder in committed_folders() if folders is None else folders:
-        path = folder / FOLDER / f"{task}.json"
+        path = folder / FOLDER / file_name(task, precision)
         if path.is_file():
             try:
                 record = read_blindspots(path)
             except ResultError:
                 continue
-            if (record.provenance, record.precision) == (provenance, precision):
+            if record.provenance == provenance:
                 return in_words(record) or None
     return None

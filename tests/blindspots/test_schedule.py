@@ -110,7 +110,7 @@ def test_out_of_memory_is_tried_again_with_more_at_last_with_all(tmp_path, needs
     stored = read_blindspots(tmp_path / "level1_1.json")
     assert stored.alone == (shares[-1] == 10)
     assert stored.out_of_memory == (needs == 99)
-    assert is_current(tmp_path / "level1_1.json", task(1))
+    assert is_current(tmp_path / "level1_1.json", task(1), 10.0)
 
 
 def test_children_that_never_begin_end_the_run(tmp_path):
@@ -137,7 +137,8 @@ def test_after_the_deadline_nothing_is_begun(tmp_path):
         ({"sha256": "other"}, False),
         ({"size": "small"}, False),
         ({"version": 0}, False),
-        ({"not_tried": [{"name": "x", "why": "time limit"}]}, False),
+        ({"not_tried": [{"name": "x", "why": "time limit"}], "granted_s": 9.0}, False),
+        ({"not_tried": [{"name": "x", "why": "time limit"}], "granted_s": 10.0}, True),
         ({"not_tried": [{"name": "x", "why": "out of memory"}]}, False),
         ({"not_tried": [{"name": "x", "why": "out of memory"}], "alone": True}, True),
         ({"not_tried": [{"name": "x", "why": "axis 0 is too short for 1/4"}]}, True),
@@ -145,9 +146,9 @@ def test_after_the_deadline_nothing_is_begun(tmp_path):
 )
 def test_what_is_resumed(tmp_path, more, current):
     path = tmp_path / "level1_1.json"
-    assert not is_current(path, task(1))
+    assert not is_current(path, task(1), 10.0)
     path.write_text(json.dumps({**record("level1_1"), **more}), "utf-8")
-    assert is_current(path, task(1)) is current
+    assert is_current(path, task(1), 10.0) is current
 
 
 def test_gpu_bytes_count_the_truth_in_float64():
@@ -162,3 +163,14 @@ def test_a_size_that_nobody_recorded_is_said(kernelbench):
     assert wanted(found, "small").size.values
     with pytest.raises(TaskError, match=r"level1_19: no tiny size is recorded"):
         wanted(found, "tiny")
+
+
+def test_a_child_ended_by_the_runs_deadline_leaves_its_task_undone(tmp_path):
+    found = terms(deadline=time.time() + 0.05)
+
+    def answer(name: str, payload: dict[str, Any]) -> Any:
+        time.sleep(0.1)
+        return Status.TIMEOUT
+
+    assert judge_all([task(1), task(2)], found, tmp_path, lambda _: None, run_of(answer)) == ["level1_1", "level1_2"]
+    assert not list(tmp_path.glob("*.json"))

@@ -14,6 +14,7 @@ from kbsub.eval.results.blindspots import (
     MEANING,
     SEVERITIES,
     BlindSpots,
+    file_name,
     in_words,
     known,
     read_blindspots,
@@ -95,6 +96,9 @@ def test_known_is_of_this_very_task_and_precision(tmp_path):
     assert known("level1_37", "kernelbench@pin", folders=folders) == "this task also accepts zeros"
     assert known("level1_37", "kernelbench@pin", "bf16", folders=folders) is None
     assert known("level1_37", "local", folders=folders) is None
+    half = record(row("ones", "vacuous", True), precision="bf16")
+    write_blindspots(folder / "level1_37@bf16.json", half)
+    assert known("level1_37", "kernelbench@pin", "bf16", folders=folders) == "this task also accepts ones"
     assert known("level1_38", "kernelbench@pin", folders=folders) is None
     (folder / "level1_37.json").write_text("{}", "utf-8")
     assert known("level1_37", "kernelbench@pin", folders=folders) is None
@@ -152,5 +156,5 @@ def test_a_paper_shows_the_table(tmp_path):
 def test_committed_records_are_records_of_their_task():
     for path in sorted((ROOT / "results").glob(f"*/{FOLDER}/*.json")):
         found = read_blindspots(path)
-        assert found.task == path.stem
+        assert path.name == file_name(found.task, found.precision)
         assert found.variants or found.error, path
