@@ -39,13 +39,6 @@ class NotExact(Exception):
     """get_inputs computes something of a large draw that a GPU may round in another way."""
 
 
-def another_draw(get_inputs: Callable[[], list[Any]], seed: int, device: str) -> list[Any]:
-    """Other inputs of the same distribution, drawn on the device: for what must not be upstream's."""
-    seed_everything(seed)
-    with torch.device(device):
-        return list(get_inputs())
-
-
 def seed_everything(seed: int) -> None:
     """Upstream's set_seed: the CPU's generator and the current GPU's."""
     torch.manual_seed(seed)

@@ -17,7 +17,7 @@ import torch
 
 from kbsub.adapters.task import CORRECTNESS_TRIALS, SEED, Modules, Task, trial_seeds
 from kbsub.eval.blindspots.calls import Call, Calls, Profile, Visit
-from kbsub.eval.blindspots.draw import another_draw, draw, seed_everything
+from kbsub.eval.blindspots.draw import draw, seed_everything
 from kbsub.eval.process.isolated import is_out_of_memory
 
 
@@ -67,7 +67,8 @@ class Reference:
 
     def other_inputs(self) -> list[Any]:
         """Inputs of another draw, on the device, cast; drawn again on every call, so that nobody holds them."""
-        return self.task.cast(another_draw(self.modules.get_inputs, self.another, self.device), self.device)
+        seed_everything(self.another)
+        return self.task.cast(self.modules.inputs_on(self.device), self.device)
 
     def profile(self) -> torch.Tensor:
         """Runs forward on another draw; keeps its calls; returns that output."""
