@@ -236,6 +236,9 @@ def _summary(console: Any, plan: Any, rows: Any, target: Path) -> None:
     console.print()
     if "official" in plan.stages:
         print_wide(console, official_table(plan, rows))
+        for words in dict.fromkeys(row.fields["blind_spots"] for row in rows if "blind_spots" in row.fields):
+            line = one_line(f"What correct means at {plan.task.slug}: {words} (docs/blind-spots.md)")
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
     added = added_table(rows)
     if added is not None:
         print_wide(console, added)

@@ -135,7 +135,8 @@ class Candidate(ResultRow):
     """One row. `status` is upstream's verdict in one word (or why there is none); nothing else may change it.
 
     stages: how each judge ended. reference, floors: eager's time and the memory floor of the official run. accurate:
-    declared nearest to float64. environment: where the row was made, when that is not the file's.
+    declared nearest to float64. blind_spots: what else
+    the official check of this task accepts. environment: where the row was made, when that is not the file's.
     """
 
     sha256: str
@@ -145,6 +146,7 @@ class Candidate(ResultRow):
     reason: str | None = None
     official: Official | None = None
     accurate: bool | None = None
+    blind_spots: str | None = None
     stages: dict[str, StageEnd] | None = None
     declaration_error: str | None = None
     cpu_check: dict[str, Any] | None = None

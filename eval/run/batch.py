@@ -19,6 +19,7 @@ from typing import Any
 from kbsub.adapters.pin import PIN
 from kbsub.adapters.source import SourceError, read_limited
 from kbsub.eval.process.isolated import Outcome, Status, run_isolated
+from kbsub.eval.results.blindspots import known as known_blind_spots
 from kbsub.eval.results.model import write_json_atomic
 from kbsub.eval.run.machine_facts import gpu_index, gpu_uuid
 from kbsub.eval.run.stage_values import stage_problem
@@ -253,6 +254,7 @@ def row_of(job: Job, outcome: Outcome) -> dict[str, Any]:
         "status": status,
         "message": outcome.message or verdict.get("reason") or "",
         "official": value.get("official"),
+        "blind_spots": known_blind_spots(job.task, f"kernelbench@{PIN}", job.settings.precision),
         "cpu_check": value.get("cpu_check"),
         "environment": value.get("environment"),
         "seconds": round(outcome.seconds, 3),

@@ -18,6 +18,7 @@ from kbsub.adapters.candidate import asks_for_a_gpu, cuda_source_of
 from kbsub.adapters.task import BROKEN_REFERENCE, OFFICIAL_SIZE, Task, TaskError
 from kbsub.eval.process.isolated import MEMORY_LIMIT_VARIABLE, Outcome, Status, run_isolated
 from kbsub.eval.process.printable import shown_name
+from kbsub.eval.results.blindspots import known as known_blind_spots
 from kbsub.eval.results.model import (
     Baseline,
     Candidate,
@@ -214,6 +215,8 @@ def run_stage(
     if not row.fields:
         digest, row.source, row.unreadable = read_with_digest(row.file)
         row.fields = _blank_row(digest, plan.precision, declaration)
+        if spots := known_blind_spots(plan.task.slug, plan.task.provenance, plan.precision):
+            row.fields["blind_spots"] = spots
         if wrong:  # the candidate can be judged all the same; what it claims is unknown
             row.fields["declaration_error"] = wrong
     reason = _reason_not_to_run(plan, row, stage, row.source, declaration)
