@@ -2,38 +2,55 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from kbsub.eval.commands import common
+from kbsub.eval.commands.eval_folder import Where, run_folder
 from kbsub.eval.verdicts.register import DEFAULT_KINDS, KINDS
 
 EXIT_UNCHECKED = 3
-RECORD = "kbsub_batch.json"  # of a run folder: how long the last invocation took, which GPU judged how many of its rows
+# Of a folder without --only: what tells a good file from a bad one, whoever wrote it.
+FOLDER_KINDS = tuple(name for name in KINDS if name in ("official", "stress", "guards", "referee", "source"))
 
 
 def command(
     candidates: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Candidate files, or names in submissions/<task>; default: every one of the task. Or one run folder "
-            "of level_L_problem_P_sample_S_kernel.py files: a batch that can be interrupted and goes on."
+            help="Candidate files, or names in submissions/<task>; default: every one of the task. Or one folder "
+            "of level_L_problem_P_sample_S_kernel.py files, or a tree of them, or a corpus with --fields: a batch that "
+            "can be interrupted and goes on."
         ),
     ] = None,
     task: common.Task = "",
     precision: Annotated[str, typer.Option(help="fp32, fp16 or bf16.")] = "fp32",
     only: Annotated[str, typer.Option(help=f"Verdicts, by comma: {', '.join(KINDS)}.")] = "",
     timeout: Annotated[float, typer.Option(help="Seconds for one stage of one candidate.", min=1.0)] = 300.0,
-    out: Annotated[Path | None, typer.Option(help="Result file; rows of an existing one are kept.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Result file; rows of an existing one are kept. Of a corpus: a folder.")
+    ] = None,
     device: Annotated[str, typer.Option(help="cuda, cuda:<index>, or cpu through the host executor.")] = "",
     size: common.Size = "",
     kernelbench: common.Checkout = None,
     gpus: Annotated[int, typer.Option(help="For a run folder: GPUs of this machine, a row at a time each.", min=1)] = 1,
     scheduler: Annotated[str, typer.Option(help="For a run folder: a dask scheduler that is already running.")] = "",
+    retry: Annotated[
+        str, typer.Option(help="For a run folder: statuses, by comma, of which rows and verdicts are judged again.")
+    ] = "",
+    fields: Annotated[
+        str,
+        typer.Option(
+            help="Of a corpus of JSON lines: which field is what, such as "
+            "level=level_id,problem=task_id,code=custom_code; and, where there are, sample= and run=."
+        ),
+    ] = "",
+    build_ahead: Annotated[
+        int | None,
+        typer.Option(help="For a run folder on a GPU: builds at once while it judges; default: cores less one.", min=0),
+    ] = None,
     declarations: common.Declarations = None,
     cell: common.Cell = "auto",
 ) -> None:
@@ -49,7 +66,9 @@ def command(
     from kbsub.eval.process.printable import printable
     from kbsub.eval.report.console import console_for_stdout
     from kbsub.eval.results.model import ResultError
-    from kbsub.eval.run.batch import Settings
+    from kbsub.eval.run.batch.build_ahead import cores
+    from kbsub.eval.run.batch.job import Settings
+    from kbsub.eval.run.batch.samples import BatchError
     from kbsub.eval.run.machine_facts import gpu_folder, no_such_gpu
     from kbsub.eval.run.runner import Plan, failures, run
     from kbsub.eval.tasks.declarations import DeclarationError, read_declared
@@ -57,9 +76,12 @@ def command(
     from kbsub.eval.tasks.folder import folder_of
 
     console = console_for_stdout()
-    stages = tuple(name.strip() for name in only.split(",") if name.strip()) or DEFAULT_KINDS
+    several = bool(fields) or bool(candidates and len(candidates) == 1 and Path(candidates[0]).is_dir())
+    default = FOLDER_KINDS if several else DEFAULT_KINDS
+    stages = tuple(name.strip() for name in only.split(",") if name.strip()) or default
     if unknown := [name for name in stages if name not in KINDS]:
         _stop(2, f"--only {','.join(unknown)}: no such stage; there are {', '.join(KINDS)}")
+    plan_stages = tuple(sorted(set(stages), key=list(KINDS).index))
     common.check_size("eval", size)
     common.confine("eval", cell, here=not scheduler)
     gpu = common.gpu_of("eval", device)
@@ -68,14 +90,37 @@ def command(
     checkout, missing = common.checkout_of("eval", kernelbench)
     if missing:
         console.print(printable(missing), style="yellow")
-    if candidates and len(candidates) == 1 and Path(candidates[0]).is_dir():
-        not_for_a_folder = (("--only", only), ("--out", out), ("--size", size))
-        if not_meant := [name for name, given in (*not_for_a_folder, ("--declarations", declarations)) if given]:
-            _stop(2, f"{', '.join(not_meant)}: a run folder gets the official stage alone, its rows stay in the folder")
-        where = (device or "cuda") if gpu or scheduler else "cpu"
-        level = None if cell == "auto" else cell
-        settings = Settings(precision, where, timeout, str(checkout) if checkout else None, cell=level)
-        raise typer.Exit(_batch(Path(candidates[0]), settings, gpus, scheduler, console))
+    if several:
+        if not candidates or len(candidates) != 1:
+            _stop(2, "--fields speaks of one corpus: name its file of JSON lines, and nothing else")
+        source = Path(candidates[0])
+        if not_meant := [name for name, given in (("--task", task), ("--declarations", declarations)) if given]:
+            _stop(2, f"{', '.join(not_meant)}: a folder's or corpus's names say the tasks, and nothing is declared")
+        if out is not None and source.is_dir():
+            _stop(2, "--out: the rows of a run folder stay in it (kbsub_rows)")
+        settings = Settings(
+            precision=precision,
+            device=(device or "cuda") if gpu or scheduler else "cpu",
+            timeout_s=timeout,
+            kernelbench=str(checkout) if checkout else None,
+            cell=None if cell == "auto" else cell,
+            stages=plan_stages,
+            size=size,
+            host_executor=device == "cpu",
+        )
+        where = Where(
+            gpus=gpus,
+            scheduler=scheduler or None,
+            workers=gpus if settings.device == "cpu" and gpus > 1 else None,
+            builders=cores() if build_ahead is None else build_ahead,
+        )
+        try:
+            code = run_folder(source, settings, where=where, fields=fields, out=out, retry=retry, console=console)
+        except BatchError as error:
+            _stop(2, str(error))
+        raise typer.Exit(code)
+    if retry:
+        _stop(2, "--retry: speaks of a run folder or corpus; the candidates that are named are judged anyway")
     task = common.task_of("eval", task, candidates or [])
     try:
         files = candidate_files(candidates or [], folder_of(task))
@@ -84,7 +129,7 @@ def command(
             task=resolve_task(task, kernelbench=checkout, precision=precision),
             task_text=task,
             candidates=files,
-            stages=tuple(sorted(stages, key=list(KINDS).index)),
+            stages=plan_stages,
             precision=precision,
             device=(device or "cuda") if gpu else "cpu",
             kernelbench=checkout,
@@ -104,88 +149,6 @@ def command(
         _stop(2, str(error))
     _summary(console, plan, rows, target)
     raise typer.Exit(1 if failures(rows) else EXIT_UNCHECKED if any(row.unchecked for row in rows) else 0)
-
-
-def _batch(folder: Path, settings: Any, gpus: int, scheduler: str, console: Any) -> int:
-    """A KernelBench run folder: every sample, the official stage only."""
-    from kbsub.eval.run.batch import BatchError
-
-    cpu_workers = gpus if settings.device == "cpu" and gpus > 1 else None
-    try:
-        return run_folder(
-            folder, settings, gpus=gpus, scheduler=scheduler or None, workers=cpu_workers, console=console
-        )
-    except BatchError as error:
-        _stop(2, str(error))
-
-
-def run_folder(
-    folder: Path,
-    settings: Any,
-    *,
-    gpus: int = 1,
-    scheduler: str | None = None,
-    workers: int | None = None,
-    console: Any,
-) -> int:
-    """Judge every sample of the folder; returns the exit code: 0 no row failed, 1 one did, 130 interrupted.
-
-    gpus > 1, a scheduler's address, or `workers` (CPU worker processes, for machines without a GPU) use
-    dask.distributed. Raises BatchError when the batch cannot start or a row cannot be written.
-    """
-    from contextlib import ExitStack
-
-    from kbsub.eval.process.printable import one_line, shown_name
-    from kbsub.eval.report import batch_report as report
-    from kbsub.eval.results.model import write_json_atomic
-    from kbsub.eval.run.batch import evaluate, prepare
-
-    started = time.monotonic()
-    batch = prepare(folder, settings)
-    if batch.finished:
-        console.print(f"{len(batch.finished)} of {report.total(batch)} rows are finished and kept", highlight=False)
-    with ExitStack() as stack:
-        run = _runner(stack, batch, gpus, scheduler, workers)
-        progress = stack.enter_context(report.progress(console))
-        bar = progress.add_task("", total=report.total(batch), completed=len(batch.finished))
-
-        def show(row: Mapping[str, Any]) -> None:
-            progress.advance(bar)
-            name = f"level_{row['level']}_problem_{row['problem_id']}_sample_{row['sample_id']}"
-            progress.console.print(
-                one_line(f"{name}: {report.row_words(row)}"), highlight=False, markup=False, soft_wrap=True
-            )
-
-        try:
-            rows = evaluate(batch, run, show)
-        except KeyboardInterrupt:
-            console.print("interrupted; finished rows are kept, the same command goes on after them", style="yellow")
-            return 130
-    where = {"gpus": gpus, "scheduler": scheduler, "workers": workers}
-    try:
-        write_json_atomic(folder / RECORD, report.record(batch, rows, where, time.monotonic() - started))
-    except OSError as error:  # the rows are written; only the record of how long they took is not
-        words = one_line(f"{shown_name(folder / RECORD)}: cannot write: {error}")
-        console.print(words, style="yellow", markup=False, highlight=False, soft_wrap=True)
-    return report.last_words(batch, rows, console)
-
-
-def _runner(stack: Any, batch: Any, gpus: int, scheduler: str | None, workers: int | None) -> Any:
-    from kbsub.eval.run.batch import BatchError, run_here
-
-    if not batch.jobs or (scheduler is None and gpus <= 1 and not workers):
-        return run_here
-    if scheduler is None and gpus > 1 and ":" in batch.settings.device:
-        raise BatchError(
-            f"--device {batch.settings.device} names one GPU and --gpus {gpus} asks for several: leave --device away; "
-            "which GPUs are used is said with CUDA_VISIBLE_DEVICES"
-        )
-    from kbsub.eval.run import cluster
-
-    if scheduler is not None:
-        return cluster.run_on(stack.enter_context(cluster.remote_client(scheduler)))
-    environments = cluster.gpu_environments(range(gpus)) if not workers else [{} for _ in range(workers)]
-    return cluster.run_on(stack.enter_context(cluster.local_client(environments)))
 
 
 class _Show:

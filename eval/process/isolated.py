@@ -144,6 +144,7 @@ def run_isolated(
     env: Mapping[str, str] | None = None,
     cell: Cell | None = None,
     on_entered: Callable[[dict[str, Any]], None] | None = None,
+    cancelled: Callable[[], bool] = lambda: False,
 ) -> Outcome:
     """Run `target` ("package.module:function") on `payload` in a fresh `python -m kbsub.eval.process.isolated` child.
 
@@ -152,6 +153,7 @@ def run_isolated(
     over, the whole process group is killed. Nothing that happens in the child raises here. With a `cell` the child runs
     confined, in an environment that has nothing of this process's but what the cell keeps, and `env`; a cell that
     cannot be entered is NOT_RUN. `on_entered` hears what Outcome.confined will say, when the child begins.
+    `cancelled` is asked all the time; once it says yes, the child is ended.
     """
     token = secrets.token_hex(16)
     started = time.monotonic()
@@ -192,7 +194,7 @@ def run_isolated(
                 confined = entered.record()
                 if on_entered is not None:
                     on_entered(confined)
-            timed_out = _pump(child, selector, frames, started + timeout_s)
+            timed_out = _pump(child, selector, frames, started + timeout_s, cancelled)
         finally:
             if cell is not None:
                 cell.end(child)
@@ -210,9 +212,15 @@ def run_isolated(
     return Outcome(status, value, message, words, seconds, confined)
 
 
-def _pump(child: subprocess.Popen[bytes], selector: selectors.BaseSelector, frames: Frames, deadline: float) -> bool:
-    """Read until the child has ended; True when the time was up first."""
-    while child.poll() is None:
+def _pump(
+    child: subprocess.Popen[bytes],
+    selector: selectors.BaseSelector,
+    frames: Frames,
+    deadline: float,
+    cancelled: Callable[[], bool],
+) -> bool:
+    """Read until the child has ended or is not wanted any more; True when the time was up first."""
+    while child.poll() is None and not cancelled():
         now = time.monotonic()
         if now >= deadline:
             if frames.result is None:

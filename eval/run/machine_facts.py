@@ -69,6 +69,18 @@ def gpu_memory_bytes(index: int | None = 0) -> int | None:
     return total.value
 
 
+def gpu_capability(index: int | None = 0) -> tuple[int, int] | None:
+    """The compute capability of that GPU, (9, 0) of an H200, or None. No context is made."""
+    found, major, minor = _gpu(index), ctypes.c_int(), ctypes.c_int()
+    if found is None:
+        return None
+    driver, device = found
+    for number, value in ((75, major), (76, minor)):  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
+        if driver.cuDeviceGetAttribute(ctypes.byref(value), number, device):
+            return None
+    return major.value, minor.value
+
+
 def gpu_count() -> int | None:
     """How many GPUs the NVIDIA driver offers to this process (CUDA_VISIBLE_DEVICES counts); None without a driver."""
     try:

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from kbsub.adapters import environment
@@ -42,6 +43,7 @@ from kbsub.eval.tasks.declarations import Declared, read_declared
 from kbsub.eval.verdicts.kind import VerdictKind
 from kbsub.eval.verdicts.register import ENDS_THE_ROW, HONEST, KINDS, NOT_FAILED, OFFICIAL
 
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 ENVIRONMENT_TARGET = "kbsub.adapters.environment:judge"
 
 
@@ -152,18 +154,14 @@ def run(plan: Plan, out: Path, report: Report, finished: Callable[[Row], None]) 
     plan = replace(plan, sizes=sizes_for(plan.task, plan.task_text, checkout, plan.device, plan.size))
     commit = environment.project_commit()
     shared = SharedStages(
-        functools.partial(_declared_payloads, plan), plan.stages, plan.timeout_s, _child_variables(plan)
+        functools.partial(_declared_payloads, plan), plan.stages, plan.timeout_s, child_variables(plan)
     )
     for file in plan.candidates:
         row = Row(file, row_key(file.stem, plan.precision), {})
         for name in plan.stages:
-            outcome = run_stage(plan, row, KINDS[name], functools.partial(report, row, name), shared)
+            outcome = judge_stage(plan, row, KINDS[name], functools.partial(report, row, name), shared)
             if any(words in outcome.message for words in BROKEN_REFERENCE):
                 raise TaskError(outcome.message)
-            if plan.device == "cpu" and outcome.status not in HONEST and asks_for_a_gpu(outcome.message):
-                words = f"needs an NVIDIA GPU ({outcome.message[:200]})"
-                outcome = Outcome(Status.NOT_RUN, None, words, outcome.log, outcome.seconds)
-            _record(row, KINDS[name], outcome)
             known = row.environment if is_environment(row.environment) else known
             if known is None:
                 found = run_isolated(ENVIRONMENT_TARGET, {"device": plan.device}, timeout_s=120)
@@ -200,23 +198,40 @@ def check_joinable(plan: Plan, out: Path) -> None:
         raise ResultError(f"{out} was made with {old}, this run has {here}; write to another file with --out")
 
 
+def judge_stage(
+    plan: Plan,
+    row: Row,
+    stage: VerdictKind,
+    on_progress: Callable[[dict[str, Any]], None],
+    shared: SharedStages | None = None,
+    isolate: Callable[..., Outcome] | None = None,
+) -> Outcome:
+    """One stage of one candidate, run and put into its row. Returns how its process ended."""
+    outcome = run_stage(plan, row, stage, on_progress, shared, isolate)
+    if plan.device == "cpu" and outcome.status not in HONEST and asks_for_a_gpu(outcome.message):
+        words = f"needs an NVIDIA GPU ({outcome.message[:200]})"
+        outcome = Outcome(Status.NOT_RUN, None, words, outcome.log, outcome.seconds)
+    record_outcome(row, stage, outcome)
+    return outcome
+
+
 def run_stage(
     plan: Plan,
     row: Row,
     stage: VerdictKind,
     on_progress: Callable[[dict[str, Any]], None],
     shared: SharedStages | None = None,
+    isolate: Callable[..., Outcome] | None = None,
 ) -> Outcome:
     """One stage of one candidate in a child process; a reason not to run it is an Outcome, too.
 
-    `shared`: where the stress and oracle stages of a whole run are computed together.
+    `shared`: where the stress and oracle stages of a whole run are computed together. `isolate`: what starts the
+    child, by default run_isolated.
     """
     declaration, wrong = plan.declaration_for(row.file)
     if not row.fields:
         digest, row.source, row.unreadable = read_with_digest(row.file)
-        row.fields = _blank_row(digest, plan.precision, declaration)
-        if spots := known_blind_spots(plan.task.slug, plan.task.provenance, plan.precision):
-            row.fields["blind_spots"] = spots
+        begin(row, digest, plan.precision, plan.task.slug, plan.task.provenance, declaration)
         if wrong:  # the candidate can be judged all the same; what it claims is unknown
             row.fields["declaration_error"] = wrong
     reason = _reason_not_to_run(plan, row, stage, row.source, declaration)
@@ -228,9 +243,9 @@ def run_stage(
     payload = _payload(plan, row.file, row.source, declaration, choice)
     if shared is not None and stage.shared:
         return shared.outcome(stage.name, payload, on_progress)
-    variables = _child_variables(plan)
+    variables = child_variables(plan)
     cell = cell_of([row.fields["sha256"]], plan.task_text, plan.kernelbench) if stage.runs_candidate else None
-    return run_isolated(
+    return (isolate or run_isolated)(
         stage.judge, payload, timeout_s=plan.timeout_s, on_progress=on_progress, env=variables, cell=cell
     )
 
@@ -253,7 +268,7 @@ def _payload(plan: Plan, file: Path, source: str, declaration: Mapping[str, Any]
     }
 
 
-def _child_variables(plan: Plan) -> dict[str, str]:
+def child_variables(plan: Plan) -> dict[str, str]:
     """Environment variables of a stage's process."""
     if plan.device != "cpu":
         return {}
@@ -297,8 +312,11 @@ def _reason_not_to_run(
     return None
 
 
-def _blank_row(digest: str, precision: str, declaration: Mapping[str, Any]) -> dict[str, Any]:
-    return {
+def begin(
+    row: Row, digest: str, precision: str, slug: str | None, provenance: str, declaration: Mapping[str, Any] = NOTHING
+) -> None:
+    """What a row says before anything is asked. digest: the sha256 of its file."""
+    row.fields = {
         "sha256": digest,
         "contract": declaration.get("contract"),
         "accurate": bool(declaration.get("accurate", False)),
@@ -307,9 +325,11 @@ def _blank_row(digest: str, precision: str, declaration: Mapping[str, Any]) -> d
         "reason": "the official stage was not asked for",
         "stages": {},
     }
+    if spots := known_blind_spots(str(slug), provenance, precision):
+        row.fields["blind_spots"] = spots
 
 
-def _record(row: Row, stage: VerdictKind, outcome: Outcome) -> None:
+def record_outcome(row: Row, stage: VerdictKind, outcome: Outcome) -> None:
     """Put one outcome into the row. Only the official stage touches `status`, `reason` and `timing`."""
     found = dict(outcome.value or {})
     problem = stage_problem(row.fields, stage, found)

@@ -13,7 +13,8 @@ from kbsub.adapters.candidate import cuda_source_of
 from kbsub.adapters.source import SOURCE_LIMIT, SourceError, check_names, read_limited
 from kbsub.adapters.task import TaskError
 from kbsub.eval.bench.plan import PlanError, read_candidate
-from kbsub.eval.run.batch import Settings, judge, prepare
+from kbsub.eval.run.batch.job import Settings, judge
+from kbsub.eval.run.batch.work import prepare
 from kbsub.eval.run.export import ExportError, choose_entries
 from kbsub.eval.tasks.files import candidate_files
 
@@ -34,9 +35,10 @@ def test_every_command_that_reads_a_candidate_keeps_the_limit(tmp_path: Path) ->
         read_candidate(file)
     with pytest.raises(ExportError, match="the limit is"):
         choose_entries([str(file)], tmp_path)
-    (job,) = prepare(tmp_path, Settings(device="cpu")).jobs
-    row = judge(job, isolate=lambda *_, **__: pytest.fail("it was run"))
-    assert row["status"] == "COMPILE_ERROR" and "the limit is" in row["message"] and job.source == ""
+    batch = prepare(tmp_path, Settings(device="cpu"))
+    (todo,) = batch.jobs
+    row = judge(batch.job(todo), isolate=lambda *_, **__: pytest.fail("it was run"))
+    assert row["status"] == "COMPILE_ERROR" and "the limit is" in row["message"] and batch.job(todo).source == ""
 
 
 # Text of the largest size that is slow or large to parse; each was measured (adapters/source.py).

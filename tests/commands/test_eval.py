@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from kbsub.eval.cli import app
 from kbsub.eval.process.isolated import Outcome, Status
 from kbsub.eval.run import machine_facts
-from kbsub.eval.run.runner import Row, _record
+from kbsub.eval.run.runner import Row, record_outcome
 from kbsub.eval.verdicts.register import KINDS
 
 REFERENCE = """
@@ -321,6 +321,6 @@ def test_host_executor_is_never_called_official(tmp_path: Path) -> None:
 
 def test_malformed_stage_costs_only_itself() -> None:
     row = Row(Path("x.py"), "x", {"sha256": "0", "contract": None, "precision": "fp32", "status": "OK", "stages": {}})
-    _record(row, KINDS["stress"], Outcome(Status.OK, {"passed": "many"}, "", "", 1.0))
+    record_outcome(row, KINDS["stress"], Outcome(Status.OK, {"passed": "many"}, "", "", 1.0))
     assert row.fields["stages"]["stress"]["status"] == "RUNTIME_ERROR"
     assert "stress" not in row.fields and row.failed

@@ -12,7 +12,7 @@ import pytest
 from kbsub.eval.bench.parent import _checked
 from kbsub.eval.process.isolated import Outcome, Status, describe_event, run_isolated
 from kbsub.eval.process.result_frames import FRAME_LIMIT, FrameError, Frames, digest_of, read_frame
-from kbsub.eval.run.runner import Row, _record
+from kbsub.eval.run.runner import Row, record_outcome
 from kbsub.eval.run.stage_values import is_environment
 from kbsub.eval.suite.batch import run_batch
 from kbsub.eval.verdicts.register import KINDS
@@ -184,7 +184,7 @@ VALUES = [
 def test_a_malformed_value_costs_its_stage_alone(stage: str, value: dict[str, Any]) -> None:
     fields = {"sha256": "0", "contract": None, "precision": "fp32", "status": "OK", "stages": {}}
     row = Row(Path("x.py"), "x", fields)
-    _record(row, KINDS[stage], Outcome(Status.OK, value, "", "", 1.0))
+    record_outcome(row, KINDS[stage], Outcome(Status.OK, value, "", "", 1.0))
     assert row.fields["stages"][stage]["status"] == "RUNTIME_ERROR", row.fields
     assert "malformed" in row.fields["stages"][stage]["message"] and row.fields["sha256"] == "0"
 

@@ -16,8 +16,14 @@ import pytest
 from kbsub.eval.process.cell import probe
 from kbsub.eval.process.isolated import Outcome, Status
 from kbsub.eval.report import batch_report
-from kbsub.eval.run import batch as batches
-from kbsub.eval.run.batch import BatchError, Settings, evaluate, find_samples, prepare, read_row, row_path
+from kbsub.eval.run.batch import job as jobs
+from kbsub.eval.run.batch import rows as batches
+from kbsub.eval.run.batch import samples, work
+from kbsub.eval.run.batch.build_ahead import run_here
+from kbsub.eval.run.batch.job import Settings
+from kbsub.eval.run.batch.rows import read_row, row_path
+from kbsub.eval.run.batch.samples import BatchError, find_samples
+from kbsub.eval.run.batch.work import prepare
 from kbsub.eval.tasks.cell import cell_of
 from support.paths import child_path
 
@@ -50,20 +56,24 @@ def ledger(folder: Path) -> list[str]:
     return [line.split()[0] for line in path.read_text().splitlines()] if path.exists() else []
 
 
+def evaluate(batch, run=run_here):
+    return work.evaluate(batch, run)
+
+
 def fake(status: Status = Status.OK, official: dict | None = None):
     """A `run` that judges nothing: every job gets this outcome."""
     words = {"compiled": True, "correctness": True, "trials": "(5 / 5)", "metadata": {}, "runtime": 2.0}
     value = {"official": official or words} if status is Status.OK else None
 
-    def run(jobs):
-        for job in jobs:
-            yield job, batches.row_of(job, Outcome(status, value, "" if value else "why", "", 0.1))
+    def run(batch):
+        for job in map(batch.job, batch.jobs):
+            yield job, jobs.row_of(job, {"official": Outcome(status, value, "" if value else "why", "", 0.1)})
 
     return run
 
 
 def rows_of(folder: Path) -> dict[str, dict]:
-    return {path.stem: json.loads(path.read_text()) for path in (folder / batches.ROWS_FOLDER).glob("*.json")}
+    return {path.stem: json.loads(path.read_text()) for path in (folder / samples.ROWS_FOLDER).glob("*.json")}
 
 
 def drafts(folder: Path) -> list[Path]:
@@ -79,8 +89,14 @@ def test_samples_are_found_by_upstreams_names(folder):
     sample(folder, 0, "", level=2, problem=7)
     (folder / "notes.py").write_text("")
     (folder / "level_1_problem_40_sample_x_kernel.py").write_text("")
-    found = [(s.level, s.problem_id, s.sample_id) for s in find_samples(folder)]
-    assert found == [(1, 40, 2), (1, 40, 10), (2, 7, 0)]
+    (folder / "level_1_problem_40_sample_2.py").write_text("")
+    (folder / "level_3_problem_1_sample_0.py").write_text("")
+    found = [(s.level, s.problem_id, s.sample_id) for s in find_samples(folder).samples]
+    assert found == [(1, 40, 2), (1, 40, 10), (2, 7, 0), (3, 1, 0)]
+    assert find_samples(folder).ignored == {
+        "not named level_L_problem_P_sample_S[_kernel].py": ["level_1_problem_40_sample_x_kernel.py", "notes.py"],
+        "the same sample as level_1_problem_40_sample_2_kernel.py beside it": ["level_1_problem_40_sample_2.py"],
+    }
     with pytest.raises(BatchError, match="kbsub export"):
         find_samples(folder.parent)
 
@@ -160,11 +176,17 @@ def test_the_record_says_which_gpu_judged_what(folder, monkeypatch):
     for number in range(3):
         sample(folder, number, "")
     uuids = iter(["uuid-a", "uuid-b", "uuid-a"])
-    monkeypatch.setattr(batches, "gpu_uuid", lambda index: next(uuids))
-    ended = Outcome(Status.OK, {"official": {"compiled": True, "correctness": True, "metadata": {}}}, "", "", 0.5)
-    batch = prepare(folder, replace(SETTINGS, device="cuda"))
-    rows = evaluate(batch, lambda jobs: ((job, batches.judge(job, lambda *_, **__: ended)) for job in jobs))
-    record = batch_report.record(batch, rows, {"gpus": 2}, 1.0)
+    monkeypatch.setattr(jobs, "gpu_uuid", lambda index: next(uuids))
+    words = {"compiled": True, "correctness": True, "trials": "(5 / 5)", "metadata": {}}
+    ended = Outcome(Status.OK, {"official": words}, "", "", 0.5)
+    batch, seen = prepare(folder, replace(SETTINGS, device="cuda")), batch_report.Tally(3)
+
+    def run(batch):
+        for job in map(batch.job, batch.jobs):
+            yield job, jobs.judge(job, lambda *_, **__: ended)
+
+    work.evaluate(batch, run, seen.add)
+    record = batch_report.record(batch, seen, {"gpus": 2}, 1.0)
     assert record["rows_by_gpu"] == {"uuid-a": 2, "uuid-b": 1}
     assert record["judge_seconds"] == 1.5
 
@@ -193,8 +215,9 @@ DRIVER = f"""
 import sys
 from pathlib import Path
 from rich.console import Console
-from kbsub.eval.run.batch import BatchError, Settings
-from kbsub.eval.commands.eval import run_folder
+from kbsub.eval.commands.eval_folder import run_folder
+from kbsub.eval.run.batch.job import Settings
+from kbsub.eval.run.batch.samples import BatchError
 if len(sys.argv) > 2:
     import resource
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))
@@ -214,7 +237,7 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen:
 
 def wait_for_rows(folder: Path, count: int, process: subprocess.Popen) -> None:
     end = time.monotonic() + 60
-    while len(list((folder / batches.ROWS_FOLDER).glob("*.json"))) < count:
+    while len(list((folder / samples.ROWS_FOLDER).glob("*.json"))) < count:
         assert process.poll() is None, f"ended early: {process.communicate()[0]}"
         assert time.monotonic() < end, "no rows within a minute"
         time.sleep(0.02)
@@ -314,7 +337,7 @@ def test_eval_command_takes_a_run_folder(folder):
     from kbsub.eval.cli import app
 
     stem = written(folder, 0, 'CUDA_SOURCE = ""\nclass ModelNew: ...\n')
-    outcome = CliRunner().invoke(app, ["eval", str(folder), "--device", "cpu"])
+    outcome = CliRunner().invoke(app, ["eval", str(folder), "--only", "official"])
     assert outcome.exit_code == 0, outcome.output
     assert "NOT_RUN needs an NVIDIA GPU (CUDA_SOURCE)" in outcome.output
     assert "Nothing official was certified here" in outcome.output and not (folder / batches.SUMMARY).exists()
@@ -327,7 +350,7 @@ distributed = pytest.importorskip("distributed", reason="distributed: pip instal
 
 
 def test_a_worker_killed_half_way_loses_no_row(folder, monkeypatch):
-    from kbsub.eval.run import cluster
+    from kbsub.eval.run.batch import cluster
 
     monkeypatch.setattr(cluster, "gpu_count", lambda: 2)  # nothing here runs on a GPU
 
@@ -352,7 +375,7 @@ def test_a_worker_killed_half_way_loses_no_row(folder, monkeypatch):
 
 
 def test_a_row_that_kills_every_worker_is_a_row_too(folder):
-    from kbsub.eval.run import cluster
+    from kbsub.eval.run.batch import cluster
 
     killer = sample(folder, 0, "kill_always=1")
     good = sample(folder, 1, "ms=1")
@@ -364,7 +387,7 @@ def test_a_row_that_kills_every_worker_is_a_row_too(folder):
 
 @pytest.mark.slow
 def test_a_row_of_a_cluster_is_confined_as_one_here(folder):
-    from kbsub.eval.run import cluster
+    from kbsub.eval.run.batch import cluster
 
     stem = written(folder, 0, "ms=1")
     with cluster.local_client([{}]) as client:
@@ -383,14 +406,14 @@ WORKERS = [
 
 @pytest.mark.parametrize(("workers", "words"), WORKERS)
 def test_workers_that_would_share_a_gpu_are_refused(workers, words):
-    from kbsub.eval.run.cluster import worker_problem
+    from kbsub.eval.run.batch.cluster import worker_problem
 
     problem = worker_problem(workers)
     assert (problem is None) if words is None else (problem and words in problem)
 
 
 def test_no_scheduler_is_said_within_seconds():
-    from kbsub.eval.run.cluster import remote_client
+    from kbsub.eval.run.batch.cluster import remote_client
 
     with (
         pytest.raises(BatchError, match="no dask scheduler answers"),

@@ -13,7 +13,8 @@ from kbsub.eval.commands.eval import _summary
 from kbsub.eval.process.isolated import Outcome, Status
 from kbsub.eval.report.batch_report import row_words
 from kbsub.eval.results.model import Candidate
-from kbsub.eval.run import batch, runner
+from kbsub.eval.run import runner
+from kbsub.eval.run.batch.job import Job, Settings, row_of
 from kbsub.eval.run.runner import Plan, Row, run_stage
 from kbsub.eval.verdicts.register import KINDS, OFFICIAL
 
@@ -29,7 +30,6 @@ def asked(monkeypatch):
         calls.append(asked_for)
         return WORDS
 
-    monkeypatch.setattr(batch, "known_blind_spots", known)
     monkeypatch.setattr(runner, "known_blind_spots", known)
     return calls
 
@@ -41,7 +41,7 @@ def test_the_row_of_an_evaluation(asked, tmp_path, capsys):
     plan = Plan(task, "level1_40", (file,), (OFFICIAL,), "fp32", "cpu", None, 1.0)
     row = Row(file, "binary", {})
     outcome = run_stage(plan, row, KINDS[OFFICIAL], lambda event: None)
-    runner._record(row, KINDS[OFFICIAL], outcome)
+    runner.record_outcome(row, KINDS[OFFICIAL], outcome)
     assert asked == [("level1_40", "embedded", "fp32")]
     assert Candidate.model_validate(row.fields).blind_spots == WORDS
     _summary(Console(width=200), plan, [row], Path("result.json"))
@@ -49,12 +49,10 @@ def test_the_row_of_an_evaluation(asked, tmp_path, capsys):
 
 
 def test_the_row_of_a_batch(asked):
-    settings = batch.Settings("bf16", "cuda", 1.0, None)
-    job = batch.Job("level_1_problem_37_sample_0", "level1_37", 1, 37, 0, "x = 1", "key", settings)
+    job = Job("level_1_problem_37_sample_0", "level1_37", 1, 37, 0, "x = 1", Settings("bf16", "cuda", 1.0, None))
     official = {"compiled": True, "correctness": True, "metadata": {}, "trials": "(5 / 5)", "runtime": 1.5}
-    row = batch.row_of(
-        job, Outcome(Status.OK, {"official": official, "verdict": {"status": "OK", "reason": None}}, "", "", 2.0)
-    )
+    value = {"official": official, "verdict": {"status": "OK", "reason": None}}
+    row = row_of(job, {OFFICIAL: Outcome(Status.OK, value, "", "", 2.0)})
     assert asked == [("level1_37", f"kernelbench@{PIN}", "bf16")]
     assert row["blind_spots"] == WORDS
     assert row_words(row) == f"OK, (5 / 5), 1.5 ms (2.0 s); {WORDS}"

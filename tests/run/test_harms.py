@@ -6,6 +6,7 @@ confines nothing, the record says so. Files that harm by text or size: test_rows
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 
 from kbsub.eval.process.cell import probe
-from kbsub.eval.run.batch import Settings, prepare
+from kbsub.eval.run.batch.job import Settings, stage_key, this_machine
 from support import harm_run
 from support.harm_run import HONEST, YESTERDAY, Place, Seen
 from support.kept import kept
@@ -233,13 +234,20 @@ def test_a_sample_cannot_write_anothers_finished_row():
         own.write(name.format(1) + "_kernel", (FOLDER / "forges_batch_rows.py").read_text(), folder)
         checkout = ["--kernelbench", str(own.checkout)] if own.checkout else []
         settings = Settings("fp32", "cpu", 60.0, str(own.checkout) if own.checkout else None)
-        key = next(job.key for job in prepare(folder, settings).jobs if job.stem == name.format(0))
-        row = {"schema": 1, "key": key, "level": 1, "problem_id": 40, "sample_id": 0, "status": "INCORRECT_NUMERICAL"}
-        row |= {"protocol": settings.protocol(), "message": "wrong", "seconds": 1.0}
+        source = HONEST.format(name="finished")
+        digest = hashlib.sha256(source.encode()).hexdigest()
+        settings = replace(settings, host_executor=True)
+        gpu, torch = this_machine("cpu")
+        end = {"status": "INCORRECT_NUMERICAL", "message": "wrong", "seconds": 1.0, "timeout_s": 60.0}
+        end |= {"key": stage_key(digest, "official", settings), "gpu": gpu, "torch": torch}
+        row = {"schema": 2, "run": "", "level": 1, "problem_id": 40, "sample_id": 0, "status": "INCORRECT_NUMERICAL"}
+        row |= {"protocol": settings.protocol(), "message": "wrong", "seconds": 1.0, "sha256": digest}
+        row |= {"precision": "fp32", "stages": {"official": end}}
         finished = folder / "kbsub_rows" / f"{name.format(0)}.json"
         finished.write_text(json.dumps(row))
         before = finished.read_bytes()
         command = [sys.executable, "-m", "kbsub.eval.cli", "eval", str(folder), "--device", "cpu", "--timeout", "60"]
+        command += ["--only", "official"]
         environment = {**os.environ, **own.variables}
         done = subprocess.run([*command, *checkout], env=environment, capture_output=True, text=True, check=False)
         assert done.returncode in (0, 1), done.stdout + done.stderr

@@ -11,7 +11,9 @@ from kbsub.adapters.integers import integers, most_bytes, with_integers
 from kbsub.adapters.task import load_local_task, load_task
 from kbsub.eval.cli import app
 from kbsub.eval.process.isolated import Outcome, Status
-from kbsub.eval.run import batch, sizes
+from kbsub.eval.run import sizes
+from kbsub.eval.run.batch import job as jobs
+from kbsub.eval.run.batch.work import prepare
 from kbsub.eval.run.derive_size import LIMITS, costs_of, derive, halved, kinds_of
 from kbsub.eval.run.sizes import RunSizes, sizes_for
 from kbsub.eval.tasks.sizes import CHECK, OFFICIAL, SMALL, Costs, Size, TaskSizes, recorded, stated
@@ -355,16 +357,18 @@ def test_kbsub_gate_cannot_certify_it(huge):
 
 def test_a_row_of_a_batch_is_not_run_either(huge, monkeypatch):
     task = load_local_task(huge / "huge.py")
-    monkeypatch.setattr("kbsub.adapters.task.resolve_task", lambda text, **more: task)
+    monkeypatch.setattr(jobs, "resolve_task", lambda text, **more: task)
+    jobs.task_of.cache_clear()
     known = TaskSizes(sha256="", sizes={OFFICIAL: Size(costs=Costs(inputs=GB4, outputs=GB4))})
     monkeypatch.setattr(sizes, "_derived", lambda *given: known)
     runs = huge / "runs"
     runs.mkdir()
     (runs / "level_1_problem_19_sample_0_kernel.py").write_text(CANDIDATE)
-    settings = batch.Settings(device="cpu")
     ran = []
-    (job,) = batch.prepare(runs, settings).jobs
-    row = batch.judge(job, isolate=lambda *given, **more: ran.append(given))
+    batch = prepare(runs, jobs.Settings(device="cpu"))
+    (todo,) = batch.jobs
+    row = jobs.judge(batch.job(todo), isolate=lambda *given, **more: ran.append(given))
+    jobs.task_of.cache_clear()
     assert row["status"] == "NOT_RUN" and "too large for here" in row["message"] and not ran
 
 

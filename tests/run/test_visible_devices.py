@@ -10,8 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from kbsub.eval.cli import app
-from kbsub.eval.run import cluster, machine_facts
-from kbsub.eval.run.batch import BatchError
+from kbsub.eval.run import machine_facts
+from kbsub.eval.run.batch import cluster
+from kbsub.eval.run.batch.samples import BatchError
 from kbsub.eval.run.visible_devices import DevicesError, devices_for, visible_devices
 
 FULL = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
@@ -96,7 +97,7 @@ def test_it_is_a_wrong_call_with_exit_code_2(tmp_path, monkeypatch, options, wor
 # ---- a real cluster ----
 
 CLUSTER = """
-from kbsub.eval.run.cluster import gpu_environments, local_client
+from kbsub.eval.run.batch.cluster import gpu_environments, local_client
 import logging, os
 
 def seen():
@@ -117,7 +118,7 @@ def clustered(tmp_path_factory):
     script = tmp_path_factory.mktemp("cluster") / "script.py"
     # No driver is asked: these names exist nowhere.
     script.write_text(
-        CLUSTER.replace("import logging", "import kbsub.eval.run.cluster as c, logging", 1).replace(
+        CLUSTER.replace("import logging", "import kbsub.eval.run.batch.cluster as c, logging", 1).replace(
             "if __name__", "c.gpu_count = lambda: None\nif __name__", 1
         )
     )

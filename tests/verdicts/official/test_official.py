@@ -20,7 +20,7 @@ from kbsub.eval.bench.floors import memory_floor_ms
 from kbsub.eval.process.isolated import JudgeFailure, Outcome, Status, run_isolated
 from kbsub.eval.report.terminal import flags, speedup
 from kbsub.eval.run import runner
-from kbsub.eval.run.runner import Row, _record
+from kbsub.eval.run.runner import Row, record_outcome
 from kbsub.eval.verdicts.official import judge as official
 from kbsub.eval.verdicts.register import KINDS
 from support.paths import child_path
@@ -204,7 +204,7 @@ def row_for(returned: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> R
         outcome = Outcome(Status.OK, official.judge(payload, lambda event: None), "", "", 1.0)
     except JudgeFailure as failure:
         outcome = Outcome(failure.status, failure.value, failure.message, "", 1.0)
-    _record(row, KINDS["official"], outcome)
+    record_outcome(row, KINDS["official"], outcome)
     return row
 
 
@@ -274,8 +274,8 @@ def test_other_stages_never_touch_the_status() -> None:
 
     row = Row(Path("x.py"), "x", {"stages": {}, "status": "OK", "reason": None, "official": {"correctness": True}})
     for name in ("identity", "stress", "oracle", "guards"):
-        _record(row, KINDS[name], Outcome(Status.OK, {"failed": 9, "identical": 0, "clean": False}, "", "", 1.0))
-        _record(row, KINDS[name], Outcome(Status.CRASHED, None, "died", "", 1.0))
+        record_outcome(row, KINDS[name], Outcome(Status.OK, {"failed": 9, "identical": 0, "clean": False}, "", "", 1.0))
+        record_outcome(row, KINDS[name], Outcome(Status.CRASHED, None, "died", "", 1.0))
     assert (row.fields["status"], row.fields["official"]) == ("OK", {"correctness": True})
     assert row.failed, "the exit code sees a crashed stage all the same"
 

@@ -6,15 +6,22 @@ No scheduler of our own: queueing, retries on another worker and lost connection
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import queue
+import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from kbsub.adapters.pin import PIN
 from kbsub.eval.process.isolated import Outcome, Status
-from kbsub.eval.run.batch import BatchError, Job, judge, row_of
+from kbsub.eval.run.batch.build_ahead import Queue, queue_of
+from kbsub.eval.run.batch.job import Job, Machine, judge, row_of, this_machine
+from kbsub.eval.run.batch.samples import BatchError
+from kbsub.eval.run.batch.work import Batch
 from kbsub.eval.run.machine_facts import gpu_count
 from kbsub.eval.run.visible_devices import VARIABLE, DevicesError, devices_for
 
@@ -126,43 +133,94 @@ def worker_problem(workers: Mapping[str, Mapping[str, Any]]) -> str | None:
     return None
 
 
-def gpu_slots(workers: Mapping[str, Mapping[str, Any]]) -> int:
-    """How many rows may run at once: one for each worker that holds a GPU."""
-    return sum(bool(facts.get("resources", {}).get(RESOURCE)) for facts in workers.values())
+def hello(device: str) -> dict[str, Any]:
+    """What a worker says of itself, asked before it gets a row."""
+    gpu, torch = this_machine(device)
+    return {"pin": PIN, "gpu": gpu, "torch": torch}
 
 
-def run_on(client: Any) -> Any:
-    """The `run` of kbsub.eval.run.batch.evaluate on this client: rows come back as they are finished."""
+class Workers:
+    """The workers of a client that may judge: they hold a GPU, have this package, and its pin.
 
-    def run(jobs: Sequence[Job]) -> Iterator[tuple[Job, dict[str, Any]]]:
-        from distributed import as_completed
+    refused: address -> why. Those that join later are asked when they are first seen.
+    """
 
-        batch = uuid.uuid4().hex[:8]  # a key of its own, so that an earlier run's result is never handed back
-        waiting = list(reversed(jobs))
+    def __init__(self, client: Any, device: str) -> None:
+        self.client, self.device = client, device
+        self.accepted: dict[str, Machine] = {}
+        self.refused: dict[str, str] = {}
+
+    def look(self) -> list[str]:
+        """The addresses that may judge now."""
+        workers = self.client.scheduler_info(n_workers=-1)["workers"]
+        there = [name for name, facts in workers.items() if facts.get("resources", {}).get(RESOURCE)]
+        new = [name for name in there if name not in self.accepted and name not in self.refused]
+        if new:
+            said = self.client.run(hello, self.device, workers=new, on_error="return")
+            for name, answer in said.items():
+                if not isinstance(answer, dict):
+                    self.refused[name] = f"kbsub does not answer there: {type(answer).__name__}: {answer}"
+                elif answer["pin"] != PIN:
+                    self.refused[name] = f"its kbsub is of KernelBench at {answer['pin'][:12]}, this one of {PIN[:12]}"
+                else:
+                    self.accepted[name] = (answer["gpu"], answer["torch"])
+        return [name for name in there if name in self.accepted]
+
+    def machines(self) -> frozenset[Machine]:
+        return frozenset(self.accepted.values())
+
+    def notes(self) -> list[str]:
+        return [f"worker {name} gets no row: {why}" for name, why in self.refused.items()]
+
+
+def run_on(client: Any, builders: int = 0) -> Any:
+    """The `run` of kbsub.eval.run.batch.work.evaluate on this client: rows come back as they are finished.
+
+    builders: of builds on this machine, where its workers run too.
+    """
+
+    def run(batch: Batch) -> Iterator[tuple[Job, dict[str, Any]]]:
+        name = uuid.uuid4().hex[:8]  # a key of its own, so that an earlier run's result is never handed back
+        workers = Workers(client, batch.settings.device)
         flying: dict[Any, Job] = {}
-        done = as_completed([])
-        slots = 1
+        events: queue.Queue[Any] = queue.Queue()  # a finished future, or None: look again
 
-        def fill() -> None:
+        def fill(waiting: Queue) -> None:
             # No more rows than workers are handed out: dask blames the death of a worker on every row it was given,
             # and a row that only waited there must not be given up with the one that killed it.
-            nonlocal slots
-            slots = max(slots, gpu_slots(client.scheduler_info(n_workers=-1)["workers"]))
-            while waiting and len(flying) < slots:
-                job = waiting.pop()
-                future = client.submit(judge, job, key=f"{job.stem}-{batch}", resources={RESOURCE: 1}, pure=False)
+            addresses = workers.look()
+            while len(flying) < max(len(addresses), 1) and (todo := waiting.take(wait=False)) is not None:
+                job = batch.job(todo)
+                only = {"workers": addresses} if workers.refused and addresses else {}
+                key = f"{job.stem}-{name}"
+                future = client.submit(judge, job, key=key, resources={RESOURCE: 1}, pure=False, **only)
                 flying[future] = job
-                done.add(future)
+                future.add_done_callback(events.put)
 
-        fill()
-        for future in done:
-            job = flying.pop(future)
-            row = _row(job, future)
-            future.release()
-            fill()
-            yield job, row
+        with queue_of(batch, builders) as waiting:
+            waiting.listen(lambda: events.put(None))
+            fill(waiting)
+            while flying or waiting.left():
+                began = time.monotonic()
+                future = _next(events)
+                if not flying:
+                    batch.waited_s += time.monotonic() - began
+                if future is not None:
+                    job = flying.pop(future)
+                    row = _row(job, future)
+                    future.release()
+                fill(waiting)
+                if future is not None:
+                    yield job, row
 
     return run
+
+
+def _next(events: queue.Queue[Any]) -> Any:
+    """The next event; Ctrl-C is heard while there is none."""
+    while True:
+        with contextlib.suppress(queue.Empty):
+            return events.get(timeout=0.5)
 
 
 def _row(job: Job, future: Any) -> dict[str, Any]:
@@ -172,4 +230,5 @@ def _row(job: Job, future: Any) -> dict[str, Any]:
         row: dict[str, Any] = future.result()
         return row
     text = f"{type(error).__name__}: {str(error).splitlines()[0][:500]}"
-    return row_of(job, Outcome(Status.CRASHED, None, f"lost with its workers: {text}", "", 0.0))
+    lost = Outcome(Status.CRASHED, None, f"lost with its workers: {text}", "", 0.0)
+    return row_of(job, dict.fromkeys(job.stages, lost))
