@@ -163,7 +163,7 @@ def row_of(job: Job, outcomes: Mapping[str, Outcome], row: runner.Row | None = N
 
 def _begun(job: Job) -> runner.Row:
     """The runner's row of this very text, with what stands of it."""
-    row = runner.Row(Path(f"{job.stem.rpartition('/')[2]}_kernel.py"), job.stem, {}, source=job.source)
+    row = runner.Row(Path(f"{job.stem.rpartition('/')[2]}.py"), job.stem, {}, source=job.source)
     row.unreadable = job.problem
     runner.begin(row, job.sha256, job.settings.precision, job.task, f"kernelbench@{PIN}")
     if job.row:
