@@ -14,7 +14,7 @@ from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
 TOP_FOLDERS = ("adapters", "eval", "submissions")
-DATA = ["*.toml", "*.json", "*.md", "*.hpp", "*.h", "*.cpp", "*.cu", "*.typed"]
+DATA = ["*.toml", "*.json", "*.md", "*.hpp", "*.h", "*.cpp", "*.cu", "*.typed", "*.html"]
 
 
 def packages() -> list[str]:

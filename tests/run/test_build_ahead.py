@@ -55,13 +55,11 @@ def test_without_builders_the_order_is_that_of_the_folder(batch):
     assert (batch.waited_s < 0.1, batch.built) == (True, 0)
 
 
-def test_a_build_that_raises_lets_its_row_be_judged(batch, monkeypatch):
-    monkeypatch.setattr(threading, "excepthook", lambda arguments: None)
-
+def test_a_build_that_raises_lets_its_row_and_the_next_be_judged(batch):
     def build(job, builders, stop):
         raise OSError("no space")
 
-    with queue_of(batch, 2, build) as queue:
+    with queue_of(batch, 1, build) as queue:
         assert sorted(taken(queue)) == [0, 1, 2, 3]
 
 

@@ -7,6 +7,7 @@ same error and says it. Imports no torch.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import os
 import re
@@ -90,11 +91,10 @@ def queue_of(batch: Batch, builders: int = 0, build: Callable[..., Outcome] | No
                 place = next(turns, None)
             if place is None:
                 return
-            try:
+            with contextlib.suppress(Exception):  # the judge meets the same fault, and says it in a row
                 (build or build_one)(batch.job(batch.jobs[place]), builders, queue.stop)
                 batch.built += 1
-            finally:
-                queue.release(place)
+            queue.release(place)
 
     threads = [threading.Thread(target=work, name="build", daemon=True) for _ in range(min(builders, len(places)))]
     for thread in threads:

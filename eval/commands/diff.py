@@ -1,0 +1,38 @@
+"""`kbsub diff`: what changed between two judged run folders."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kbsub.eval.commands import common
+
+
+def command(
+    before: Annotated[Path, typer.Argument(help="A run folder that kbsub eval has judged.")],
+    after: Annotated[Path, typer.Argument(help="Another one, of the same samples.")],
+    same_within: Annotated[
+        float, typer.Option(help="Times this much apart, as a part of the smaller, count as the same.", min=0.0)
+    ] = 0.05,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False,
+) -> None:
+    """Say which verdicts and times differ between two runs, sample by sample.
+
+    Exit code: 0 nothing changed; 1 something did; 2 the call is wrong.
+    """
+    from kbsub.eval.process.printable import one_line
+    from kbsub.eval.report.board import diff, figures
+
+    try:
+        found = diff.diff(before, after, same_within)
+    except figures.BoardError as error:
+        common.stop("diff", common.EXIT_USAGE, str(error))
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
+    else:
+        for words in diff.words(found):
+            typer.echo(one_line(words))
+    raise typer.Exit(1 if found["changed"] or found["only_before"] or found["only_after"] else 0)

@@ -1,0 +1,53 @@
+"""`kbsub leaderboard`: judged run folders as tables, one JSON and a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kbsub.eval.commands import common
+
+
+def command(
+    folders: Annotated[list[Path], typer.Argument(help="Run folders that kbsub eval has judged.")],
+    baseline: Annotated[
+        Path | None,
+        typer.Option(help="Means in KernelBench's format (kbsub baseline); default: eager as timed beside each row."),
+    ] = None,
+    k: Annotated[str, typer.Option(help="k of pass@k, by comma.")] = "1",
+    out: Annotated[
+        Path, typer.Option(help="Folder for leaderboard.md, .csv, .json, .html and, if it can be, .parquet.")
+    ] = Path("."),
+) -> None:
+    """Show run folders: pass@k, fast_p and geometric mean by upstream's definitions, this project's verdicts beside.
+
+    Exit code: 0 written; 2 a folder has no rows, or the call is wrong.
+    """
+    from kbsub.eval.process.printable import shown_name
+    from kbsub.eval.report.board import figures, page, words
+    from kbsub.eval.results.files import write_text_atomic
+    from kbsub.eval.results.model import write_json_atomic
+
+    ks = [int(each) for each in k.split(",") if each.strip().isdecimal() and int(each) > 0]
+    if not ks or len(ks) != len(k.split(",")):
+        common.stop("leaderboard", common.EXIT_USAGE, f"--k {k}: write numbers by comma, such as 1,5,10")
+    try:
+        board = figures.board(folders, figures.read_baseline(baseline) if baseline else None, ks)
+    except figures.BoardError as error:
+        common.stop("leaderboard", common.EXIT_USAGE, str(error))
+    text = page.page(board, out)
+    for row in board["rows"]:  # no path of this machine goes into what is passed on
+        row["evidence"] = page.link(Path(row["evidence"]), out)
+    out.mkdir(parents=True, exist_ok=True)
+    write_text_atomic(out / "leaderboard.html", text)
+    write_text_atomic(out / "leaderboard.md", words.markdown(board))
+    write_text_atomic(out / "leaderboard.csv", words.rows_csv(board))
+    write_json_atomic(out / "leaderboard.json", board)
+    why = words.write_parquet(board, out / "leaderboard.parquet")
+    typer.echo(words.markdown(board))
+    kinds = "html, md, csv, json" + ("" if why else ", parquet")
+    typer.echo(f"{len(board['rows'])} rows; written to {shown_name(out / 'leaderboard')}.{{{kinds}}}")
+    if why:
+        typer.echo(why)
