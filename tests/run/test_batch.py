@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -494,6 +496,26 @@ def test_a_row_that_kills_every_worker_is_a_row_too(folder):
         rows = evaluate(prepare(folder, SETTINGS), cluster.run_on(client))
     assert rows[killer]["status"] == "CRASHED" and "lost with its workers" in rows[killer]["message"]
     assert rows[good]["status"] == "OK"
+
+
+@pytest.mark.slow
+def test_ctrl_c_is_quiet_under_dask_too(folder, tmp_path):
+    """As a terminal sends it: to every process of the group, workers and nannies included."""
+    for index in range(6):
+        sample(folder, index, "sleep=3")
+    script = tmp_path / "driver.py"  # a file: dask's workers import the main module again
+    body = DRIVER.replace("import run_folder", "import Where, run_folder")
+    body = body.replace("console=Console", "where=Where(workers=2), console=Console")
+    head, main = body.split("try:", 1)
+    script.write_text(head + "if __name__ == '__main__':\n" + textwrap.indent("try:" + main, "    "))
+    command = [sys.executable, str(script), str(folder)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
+    process = subprocess.Popen(command, **pipes)
+    wait_for_rows(folder, 1, process)
+    os.killpg(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert "Traceback" not in output and output.strip().splitlines()[-1].startswith("interrupted; "), output
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ def put(folder: Path, level: int, problem: int, sample: int, said: dict[str, Any
     status = Status.OK if said is None or said["correctness"] else Status.INCORRECT_NUMERICAL
     value = {"official": said, "verdict": {"status": status.value, "reason": None}} if said else None
     outcome = Outcome(Status.OK if said else Status.TIMEOUT, value, "" if said else "TIMEOUT", "", 1.0)
-    row = {**row_of(job, {"official": outcome}), "environment": ENVIRONMENT, **more}
+    row = {**row_of(job, {"official": outcome}), "environment": ENVIRONMENT, "blind_spots": None, **more}
     path = row_path(folder, name)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(row))

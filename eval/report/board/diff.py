@@ -1,4 +1,4 @@
-"""What changed between two runs of the same samples: verdicts, and times further apart than two timings of one kernel."""
+"""What changed between two runs of the same samples: verdicts, and times beyond what one kernel's differ by."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from kbsub.adapters.pin import PIN
 from kbsub.eval.process.isolated import Outcome, Status
+from kbsub.eval.run.batch import quiet_worker
 from kbsub.eval.run.batch.build_ahead import Queue, queue_of
 from kbsub.eval.run.batch.job import Job, Machine, judge, row_of, this_machine
 from kbsub.eval.run.batch.samples import BatchError
@@ -88,7 +89,13 @@ def local_client(environments: Sequence[Mapping[str, str]]) -> Iterator[Any]:
     workers = {
         number: {
             "cls": Nanny,
-            "options": {"nthreads": 1, "resources": {RESOURCE: 1}, "env": dict(environment), "host": "127.0.0.1"},
+            "options": {
+                "nthreads": 1,
+                "resources": {RESOURCE: 1},
+                "env": dict(environment),
+                "host": "127.0.0.1",
+                "preload": [quiet_worker.__name__],
+            },
         }
         for number, environment in enumerate(environments)
     }

@@ -113,8 +113,8 @@ def test_sorting_and_filtering_in_a_real_browser(written, tmp_path, width):
         "ascending": "4213",
         "descending": "1243",
         "filtered": "4",
-        "bad": "23",
-        "count": "2",
+        "bad": "123",
+        "count": "3",
         "wider than the window": "false",
         "title": "Leaderboard",
     }
