@@ -74,7 +74,7 @@ def run_folder(
             say(words)
         progress = stack.enter_context(report.progress(console))
         bar = progress.add_task("", total=report.total(batch), completed=len(batch.finished))
-        seen = report.Tally(len(batch.jobs), batch.finished)
+        seen = report.Seen(len(batch.jobs), batch.finished)
 
         def show(stem: str, row: Mapping[str, Any]) -> None:
             seen.add(stem, row)

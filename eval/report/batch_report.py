@@ -22,7 +22,7 @@ from kbsub.eval.verdicts.register import KINDS, OFFICIAL
 SHOWN_FAILURES = 20
 
 
-class Tally:
+class Seen:
     """What has been judged in this call, without the rows themselves. todo: how many are to do."""
 
     def __init__(self, todo: int, before: Collection[str] = ()) -> None:
@@ -48,7 +48,7 @@ class Tally:
         return f"[{done} of {self.todo}, about {words} left]"
 
 
-def record(batch: Batch, seen: Tally, where: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+def record(batch: Batch, seen: Seen, where: Mapping[str, Any], seconds: float) -> dict[str, Any]:
     """Wall time of this invocation in seconds, and by GPU (its uuid, or "no GPU") the rows that were judged there.
 
     judge_waited_s: in which no row could be judged because its build was not done; built_ahead: files.
@@ -98,7 +98,7 @@ def row_words(row: Mapping[str, Any]) -> str:
     return f"{words} ({row['seconds']:.1f} s){spots}"
 
 
-def last_words(batch: Batch, rows: Mapping[str, Mapping[str, Any]], seen: Tally, console: Any) -> int:
+def last_words(batch: Batch, rows: Mapping[str, Mapping[str, Any]], seen: Seen, console: Any) -> int:
     """What is to be known at the end; returns the exit code. A failure whose line was just printed is not repeated."""
     failed = judged = shown = 0
     for stem in rows:

@@ -179,7 +179,7 @@ def test_the_record_says_which_gpu_judged_what(folder, monkeypatch):
     monkeypatch.setattr(jobs, "gpu_uuid", lambda index: next(uuids))
     words = {"compiled": True, "correctness": True, "trials": "(5 / 5)", "metadata": {}}
     ended = Outcome(Status.OK, {"official": words}, "", "", 0.5)
-    batch, seen = prepare(folder, replace(SETTINGS, device="cuda")), batch_report.Tally(3)
+    batch, seen = prepare(folder, replace(SETTINGS, device="cuda")), batch_report.Seen(3)
 
     def run(batch):
         for job in map(batch.job, batch.jobs):

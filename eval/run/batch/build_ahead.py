@@ -33,7 +33,7 @@ def cores() -> int:
     return max(1, len(os.sched_getaffinity(0)) - 1) if hasattr(os, "sched_getaffinity") else 1
 
 
-class Queue:
+class Waiting:
     """The samples that are to do, handed out in order; one that is still being built waits, and others go first."""
 
     def __init__(self, batch: Batch) -> None:
@@ -78,9 +78,9 @@ class Queue:
 
 
 @contextmanager
-def queue_of(batch: Batch, builders: int = 0, build: Callable[..., Outcome] | None = None) -> Iterator[Queue]:
+def queue_of(batch: Batch, builders: int = 0, build: Callable[..., Outcome] | None = None) -> Iterator[Waiting]:
     """The queue of a batch, with `builders` builds at once meanwhile; 0: whoever judges builds. build: for tests."""
-    queue = Queue(batch)
+    queue = Waiting(batch)
     places = [place for place, todo in enumerate(batch.jobs) if builders and BUILDS.search(todo.sample.read()[0])]
     queue.hold(places)
     turns, lock = iter(places), threading.Lock()

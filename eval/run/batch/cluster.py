@@ -19,7 +19,7 @@ from typing import Any
 from kbsub.adapters.pin import PIN
 from kbsub.eval.process.isolated import Outcome, Status
 from kbsub.eval.run.batch import quiet_worker
-from kbsub.eval.run.batch.build_ahead import Queue, queue_of
+from kbsub.eval.run.batch.build_ahead import Waiting, queue_of
 from kbsub.eval.run.batch.job import Job, Machine, judge, row_of, this_machine
 from kbsub.eval.run.batch.samples import BatchError
 from kbsub.eval.run.batch.work import Batch
@@ -192,7 +192,7 @@ def run_on(client: Any, builders: int = 0) -> Any:
         flying: dict[Any, Job] = {}
         events: queue.Queue[Any] = queue.Queue()  # a finished future, or None: look again
 
-        def fill(waiting: Queue) -> None:
+        def fill(waiting: Waiting) -> None:
             # No more rows than workers are handed out: dask blames the death of a worker on every row it was given,
             # and a row that only waited there must not be given up with the one that killed it.
             addresses = workers.look()
