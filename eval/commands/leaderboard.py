@@ -20,6 +20,9 @@ def command(
     out: Annotated[
         Path, typer.Option(help="Folder for leaderboard.md, .csv, .json, .html and, if it can be, .parquet.")
     ] = Path("."),
+    numbers_only: Annotated[
+        bool, typer.Option("--numbers-only", help="Without words of the files' own errors, and without links to rows.")
+    ] = False,
 ) -> None:
     """Show run folders: pass@k, fast_p and geometric mean by upstream's definitions, this project's verdicts beside.
 
@@ -37,9 +40,11 @@ def command(
         board = figures.board(folders, figures.read_baseline(baseline) if baseline else None, ks)
     except figures.BoardError as error:
         common.stop("leaderboard", common.EXIT_USAGE, str(error))
-    text = page.page(board, out)
     for row in board["rows"]:  # no path of this machine goes into what is passed on
-        row["evidence"] = page.link(Path(row["evidence"]), out)
+        row["evidence"] = None if numbers_only else page.link(Path(row["evidence"]), out)
+        if numbers_only:
+            row["problems"] = [" ".join(each.split()[:2]).rstrip(":") for each in row["problems"]]
+    text = page.page(board)
     out.mkdir(parents=True, exist_ok=True)
     write_text_atomic(out / "leaderboard.html", text)
     write_text_atomic(out / "leaderboard.md", words.markdown(board))

@@ -59,6 +59,19 @@ def test_the_files_hold_the_same_rows_and_no_path_of_this_machine(written):
     assert "| a model #1 | 1 | 4 | 4 | 3 | 100 | 0.750 |" in table, table
 
 
+def test_numbers_only_holds_no_word_of_a_file_and_no_link(tmp_path):
+    run = tmp_path / "model"
+    put(run, 1, 2, 0, official(True, 1.0, 9.0), guards=guards("stale_memory"))
+    put(run, 1, 4, 0, {**official(False), "metadata": {"runtime_error": "their_secret_name is not defined"}})
+    out = tmp_path / "board"
+    done = CliRunner().invoke(app, ["leaderboard", str(run), "--numbers-only", "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    rows = json.loads((out / "leaderboard.json").read_text())["rows"]
+    assert [row["problems"] for row in rows] == [["guards: stale_memory"], ["official: INCORRECT_NUMERICAL"]]
+    assert not any("their_secret" in path.read_text() for path in out.iterdir())
+    assert "<a href" not in (out / "leaderboard.html").read_text()
+
+
 def test_a_wrong_call_is_said(tmp_path):
     done = CliRunner().invoke(app, ["leaderboard", str(tmp_path), "--k", "1,x"])
     assert done.exit_code == 2 and "write numbers by comma" in done.output
