@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from kbsub.eval.starter.formulas import Operation
 from kbsub.eval.starter.reference import KERNEL_CALL
-from kbsub.eval.starter.step import Operand, LastStep
+from kbsub.eval.starter.step import LastStep, Operand
 
 COPY = LastStep("the result", (Operand("a", "result", False),), ((Operation("{0}", "{0}", "{0}"), ("a",)),))
 
