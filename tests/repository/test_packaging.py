@@ -17,8 +17,17 @@ import pytest
 from kbsub.adapters.pin import PIN
 from support.paths import ROOT
 
-SOURCES = ("pyproject.toml", "setup.py", "MANIFEST.in", "KERNELBENCH_COMMIT", "README.md", "LICENSE", "NOTICE")
-FOLDERS = ("adapters", "eval", "submissions", "licenses")
+SOURCES = (
+    "pyproject.toml",
+    "setup.py",
+    "MANIFEST.in",
+    "KERNELBENCH_COMMIT",
+    "README.md",
+    "LICENSE",
+    "NOTICE",
+    "action.yml",
+)
+FOLDERS = ("adapters", "eval", "submissions", "licenses", "docs/ci")
 # What an installation is asked, from an empty folder. torch must not be imported by any of it.
 QUESTIONS = """
 import json, sys
@@ -105,7 +114,9 @@ def test_the_wheel_holds_every_packaged_file_and_nothing_else(wheel):
         for top in ("adapters", "eval", "submissions")
         for file in (ROOT / top).rglob("*")
         if file.suffix in suffixes and "__pycache__" not in file.parts
-    } | {"kbsub/adapters/KERNELBENCH_COMMIT"}
+    }
+    expected |= {"kbsub/adapters/KERNELBENCH_COMMIT"}
+    expected |= {f"kbsub/eval/ci/{name}.yml" for name in ("action", "github", "gitlab")}
     assert inside == expected, f"missing {sorted(expected - inside)}, unexpected {sorted(inside - expected)}"
 
 
@@ -120,7 +131,7 @@ def test_the_wheel_carries_the_licences_and_the_command(wheel):
     assert shipped == (ROOT / "licenses/PYTORCH_251_LICENSE.txt").read_bytes()
     assert "kbsub = kbsub.eval.cli:main" in archive.read(f"{info}/entry_points.txt").decode()
     meta = Parser().parsestr(archive.read(f"{info}/METADATA").decode())
-    extras = {"cuda12", "cuda13", "kernelbench", "plots", "cluster", "test", "dev"}
+    extras = {"cuda12", "cuda13", "kernelbench", "plots", "cluster", "pandas", "docs", "test", "dev"}
     assert (meta["Name"], meta["Requires-Python"], set(meta.get_all("Provides-Extra"))) == (
         "kb-submissions",
         ">=3.10",
