@@ -1,4 +1,4 @@
-"""The composite action and the templates: they parse, call what exists, and the action's gate step does what it says."""
+"""The composite action and the templates: they parse, call what exists, and the action's gate step works."""
 
 from __future__ import annotations
 
