@@ -154,13 +154,10 @@ def _run(plan: Any, out: Path, *, here: bool) -> tuple[dict[str, Any], set[str]]
 
     `here`: the answers to --require correct-here. Without the GPU that was asked for nothing is run.
     """
-    from kbsub.adapters.candidate import cuda_source_of
     from kbsub.eval.process.printable import one_line
-    from kbsub.eval.process.result_frames import SHAPE_ERRORS
-    from kbsub.eval.report.annotations import Judged
     from kbsub.eval.results.model import ResultError, row_key
-    from kbsub.eval.run.gate import EXIT_USAGE, Check, answers, confinements
-    from kbsub.eval.run.here import LOCAL, answers_here, text_check
+    from kbsub.eval.run.gate import EXIT_USAGE, Check, Judged, confinements
+    from kbsub.eval.run.here import LOCAL, judged_rows
     from kbsub.eval.run.machine_facts import no_such_gpu
     from kbsub.eval.run.runner import read_source, run
     from kbsub.eval.verdicts.kind import Answer
@@ -181,25 +178,8 @@ def _run(plan: Any, out: Path, *, here: bool) -> tuple[dict[str, Any], set[str]]
         rows, _ = run(plan, out, lambda row, stage, event: None, finished)
     except ResultError as error:
         _stop(EXIT_USAGE, str(error))
-    found = {}
-    confined: set[str] = set()
-    for row in rows:
-        confined |= confinements(row.fields)
-        declaration, wrong = plan.declaration_for(row.file)
-        on_gpu = plan.device != "cpu"
-        library_on_cpu = not on_gpu and cuda_source_of(row.source) is None
-        try:
-            checks = answers(row.fields, declaration, plan.stages, library_on_cpu=library_on_cpu, on_gpu=on_gpu)
-            if here:
-                text = text_check(row.source, row.unreadable, plan.kernelbench, plan.precision)
-                checks = answers_here(checks, row.fields, text, on_gpu=on_gpu)
-        except SHAPE_ERRORS as error:  # what a child sent is of no form that a judge sends: this row's failure alone
-            words = f"its row is malformed: {type(error).__name__}: {error}"
-            checks = [Check(name, Answer.FAIL, words) for name in plan.stages]
-        if wrong:
-            checks = [*checks, Check("declaration", Answer.FAIL, wrong)]
-        found[row.key] = Judged(row.file, row.source, row.fields.get("stages", {}), checks)
-    return found, confined
+    confined = {words for row in rows for words in confinements(row.fields)}
+    return judged_rows(plan, rows, here=here), confined
 
 
 def _write(

@@ -9,12 +9,11 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kbsub.eval.process.printable import one_line, shown_name
-from kbsub.eval.run.gate import Check, exit_code
+from kbsub.eval.run.gate import Judged, exit_code
 from kbsub.eval.verdicts.kind import Answer
 
 SHIFT = 2  # lines that upstream puts before the text it executes
@@ -34,20 +33,6 @@ _MARKS = {
     Answer.UNCERTIFIED: "cannot be certified here",
     Answer.NOT_HERE: "not checked here",
 }
-
-
-@dataclass(frozen=True)
-class Judged:
-    """One candidate of a gate: file, text, its row's stages ({name: {status, message, log}}), answers."""
-
-    file: Path
-    source: str
-    stages: Mapping[str, Mapping[str, Any]]
-    checks: Sequence[Check]
-
-    @property
-    def failed(self) -> list[Check]:
-        return [check for check in self.checks if check.answer in (Answer.FAIL, Answer.UNCERTIFIED)]
 
 
 def line_of(source: str, words: str, log: str) -> int:

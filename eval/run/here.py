@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from kbsub.adapters import static_checker
-from kbsub.adapters.candidate import source_problem
-from kbsub.eval.run.gate import Check
+from kbsub.adapters.candidate import cuda_source_of, source_problem
+from kbsub.eval.process.result_frames import SHAPE_ERRORS
+from kbsub.eval.run.gate import Check, Judged, answers
+from kbsub.eval.run.runner import Plan, Row
 from kbsub.eval.verdicts.kind import Answer
 from kbsub.eval.verdicts.register import OFFICIAL
 
@@ -20,6 +22,27 @@ NAME = "correct-here"
 LOCAL = "local-check"  # what the official stage is called where upstream's evaluator did not run
 TEXT = "text"
 EXECUTED = (OFFICIAL, LOCAL, "stress", "oracle")  # checks that compared an output of the candidate with something
+
+
+def judged_rows(plan: Plan, rows: Sequence[Row], *, here: bool) -> dict[str, Judged]:
+    """Row key -> the gate's answers of a run. `here`: the answers to --require correct-here."""
+    found = {}
+    on_gpu = plan.device != "cpu"
+    for row in rows:
+        declaration, wrong = plan.declaration_for(row.file)
+        library_on_cpu = not on_gpu and cuda_source_of(row.source) is None
+        try:
+            checks = answers(row.fields, declaration, plan.stages, library_on_cpu=library_on_cpu, on_gpu=on_gpu)
+            if here:
+                text = text_check(row.source, row.unreadable, plan.kernelbench, plan.precision)
+                checks = answers_here(checks, row.fields, text, on_gpu=on_gpu)
+        except SHAPE_ERRORS as error:  # what a child sent is of no form that a judge sends: this row's failure alone
+            words = f"its row is malformed: {type(error).__name__}: {error}"
+            checks = [Check(name, Answer.FAIL, words) for name in plan.stages]
+        if wrong:
+            checks = [*checks, Check("declaration", Answer.FAIL, wrong)]
+        found[row.key] = Judged(row.file, row.source, row.fields.get("stages", {}), checks)
+    return found
 
 
 def answers_here(checks: Sequence[Check], fields: Mapping[str, Any], text: Check, *, on_gpu: bool) -> list[Check]:

@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from kbsub.eval.cli import app
-from kbsub.eval.report.annotations import Judged, github, line_of, summary
-from kbsub.eval.run.gate import Check, exit_code
+from kbsub.eval.report.annotations import github, line_of, summary
+from kbsub.eval.run.gate import Check, Judged, exit_code
 from kbsub.eval.run.here import answers_here
 from kbsub.eval.verdicts.kind import Answer
 
