@@ -35,6 +35,11 @@ def command(
     scheduler: Annotated[str, typer.Option(help="For a run folder: a dask scheduler that is already running.")] = "",
     declarations: common.Declarations = None,
     cell: common.Cell = "auto",
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Judge again at every save, the quick verdicts first; Ctrl-C ends it.")
+    ] = False,
+    quiet: common.Quiet = False,
+    form: common.Format = "table",
 ) -> None:
     """Judge candidates: KernelBench's own verdict, then this project's checks; a table and a JSON.
 
@@ -42,10 +47,14 @@ def command(
     for --device cuda.
     A declaration (contract, precisions, expected failures) counts from this repository's own task folders and from the
     file given with --declarations; it is read before anything runs. Any other candidates.toml is named and ignored.
+
+    \b
+    kbsub eval mine.py --task level1_36
+    kbsub eval mine.py --task level1_36 --watch
+    kbsub eval *.py --task my_task.py --only official,guards --format json
     """
     from kbsub.adapters.task import TaskError, resolve_task
     from kbsub.eval.process.printable import printable
-    from kbsub.eval.report.console import console_for_stdout
     from kbsub.eval.results.model import ResultError
     from kbsub.eval.run.batch import Settings
     from kbsub.eval.run.machine_facts import gpu_folder, no_such_gpu
@@ -54,7 +63,7 @@ def command(
     from kbsub.eval.tasks.files import candidate_files
     from kbsub.eval.tasks.folder import folder_of
 
-    console = console_for_stdout()
+    console = common.console_of("eval", form, quiet)
     stages = tuple(name.strip() for name in only.split(",") if name.strip()) or DEFAULT_KINDS
     if unknown := [name for name in stages if name not in KINDS]:
         _stop(2, f"--only {','.join(unknown)}: no such stage; there are {', '.join(KINDS)}")
@@ -93,13 +102,52 @@ def command(
         for note in declared.notes():
             console.print(note, style="yellow", markup=False, highlight=False, soft_wrap=True)
         target = out or Path("runs") / gpu_folder(gpu) / f"{plan.task.slug}.json"
+        if watch:
+            raise typer.Exit(_watch(console, plan, target))
         show = _Show(console, plan)
         with show:
             rows, _ = run(plan, target, show.report, show.finished)
     except (TaskError, ResultError, DeclarationError) as error:
         _stop(2, str(error))
     _summary(console, plan, rows, target)
+    if form == "json":
+        common.print_json({"task": plan.task.slug, "result": str(target), "rows": {r.key: r.fields for r in rows}})
     raise typer.Exit(1 if failures(rows) else 0)
+
+
+def _watch(console: Any, plan: Any, target: Path) -> int:
+    """Judge the plan's files at every save, one verdict after the other, each said as soon as it is known.
+
+    A file that fails its first verdict is asked no more, and a save in between begins again. Ends with Ctrl-C: 0.
+    """
+    from dataclasses import replace
+
+    from kbsub.eval.process.printable import one_line, shown_name
+    from kbsub.eval.run.runner import run
+    from kbsub.eval.run.watch import SaveWatch
+
+    def say(words: str) -> None:
+        console.print(one_line(words))
+
+    watch = SaveWatch(plan.candidates)
+    try:
+        for count in watch.saves():
+            say(f"{time.strftime('%H:%M:%S')} {'judging' if count == 1 else 'saved, judging again'}")
+            files = plan.candidates
+            for stage in plan.stages:  # in the register's order: official, the first, is the quickest without a GPU
+                if not files or watch.changed():
+                    break
+                part = replace(plan, candidates=files, stages=(stage,))
+                rows, _ = run(part, target, lambda row, stage, event: None, lambda row: None)
+                for row in rows:
+                    (end,) = row.outcomes.values()
+                    words = f": {end.message}" if end.message else ""
+                    say(f"  {shown_name(row.file.stem)}: {stage} {end.status} ({end.seconds:.1f} s){words}")
+                files = tuple(row.file for row in rows if not row.failed)
+            say("  waiting for a save; Ctrl-C ends")
+    except KeyboardInterrupt:
+        return 0
+    return 0
 
 
 def _batch(folder: Path, settings: Any, gpus: int, scheduler: str, console: Any) -> int:

@@ -41,6 +41,8 @@ def command(
     kernelbench: common.Checkout = None,
     declarations: common.Declarations = None,
     cell: common.Cell = "auto",
+    quiet: common.Quiet = False,
+    form: common.Format = "table",
 ) -> None:
     """Check that candidates are what is required of them, and what they declare.
 
@@ -59,7 +61,7 @@ def command(
     """
     import tempfile
 
-    from kbsub.eval.report import annotations
+    from kbsub.eval.report import annotations, gate_report
     from kbsub.eval.run import gate
     from kbsub.eval.run.here import NAME as HERE
 
@@ -73,6 +75,7 @@ def command(
         _stop(gate.EXIT_USAGE, f"--require {require}: no such check as {unknown[0]}; there are {known}")
     if not required:
         _stop(gate.EXIT_USAGE, f"--require is empty; write some of {', '.join(KINDS)}")
+    common.console_of("gate", form, quiet)  # a wrong --format is said before anything runs
     common.confine("gate", cell)
     plan = _plan(
         candidates,
@@ -88,7 +91,7 @@ def command(
     for note in plan.declared.notes():
         typer.echo(f"kbsub gate: {note}", err=True)
     with tempfile.TemporaryDirectory() as nowhere:
-        judged, confined = _run(plan, out or Path(nowhere) / "result.json", here=required == (HERE,))
+        judged, confined = _run(plan, out or Path(nowhere) / "result.json", here=required == (HERE,), quiet=quiet)
     found = {key: each.checks for key, each in judged.items()}
     facts = {
         "task": plan.task.slug,
@@ -98,7 +101,10 @@ def command(
         "confined": "; ".join(sorted(confined)) or "no candidate ran",
         **({"declarations": str(declarations)} if declarations else {}),
     }
-    _print(found, required)  # first: an answer that cannot be written is read all the same
+    if form == "json":
+        common.print_json(gate_report.as_json(found, required, facts))
+    elif not quiet:
+        _print(found, required)  # first: an answer that cannot be written is read all the same
     _write(found, required, facts, junit, json_)
     if annotate:
         for line in annotations.github(list(judged.values())):
@@ -149,7 +155,7 @@ def _plan(
         _stop(EXIT_USAGE, str(error))
 
 
-def _run(plan: Any, out: Path, *, here: bool) -> tuple[dict[str, Any], set[str]]:
+def _run(plan: Any, out: Path, *, here: bool, quiet: bool) -> tuple[dict[str, Any], set[str]]:
     """(row key -> Judged, what its candidates were confined by), after running what is required.
 
     `here`: the answers to --require correct-here. Without the GPU that was asked for nothing is run.
@@ -169,6 +175,8 @@ def _run(plan: Any, out: Path, *, here: bool) -> tuple[dict[str, Any], set[str]]
         return {key: Judged(file, read_source(file)[0], {}, nothing) for key, file in rows_of.items()}, set()
 
     def finished(row: Any) -> None:
+        if quiet:
+            return
         local = here and plan.device == "cpu"  # then nothing official was asked
         shown = {name: LOCAL if local and name == OFFICIAL else name for name in row.outcomes}
         ended = ", ".join(f"{shown[name]} {end.status}" for name, end in row.outcomes.items())

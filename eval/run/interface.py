@@ -181,8 +181,7 @@ def _plan(
     declarations: Path | None,
     hosted: bool,
 ) -> Plan:
-    several = isinstance(candidates, Sequence) and not isinstance(candidates, str)
-    names = [os.fspath(each) for each in (candidates if several else (candidates,))]  # type: ignore[union-attr, list-item]
+    names = [os.fspath(each) for each in ((candidates,) if isinstance(candidates, str | os.PathLike) else candidates)]
     text = os.fspath(task)
     gpu = gpu_name(gpu_index(device))
     if device.startswith("cuda") and gpu is None:
