@@ -22,6 +22,15 @@ _CUDA_IMPORTS = ("cupy", "cupy_backends", "triton", "torch.utils.cpp_extension",
 _CUDA_WORDS = re.compile(r"CUDA_SOURCE|cupy|triton|cpp_extension|cutlass|tilelang|cuda")
 
 
+# What a library call says that finds no GPU where the file asked for one.
+_NO_GPU_TEXTS = ("no nvidia driver", "not compiled with cuda", "no cuda gpus", "cuda driver")
+
+
+def asks_for_a_gpu(text: str) -> bool:
+    """Whether the words of an exception say that the code asked for a GPU where there is none."""
+    return any(words in text.lower() for words in _NO_GPU_TEXTS)
+
+
 class CandidateError(JudgeFailure):
     """The file does not give a ModelNew; as a judge's failure it is a COMPILE_ERROR row."""
 

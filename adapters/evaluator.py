@@ -81,12 +81,19 @@ def import_upstream(kernelbench: Path) -> Upstream:
 
 
 def evaluate(
-    upstream: Upstream, task: Task, candidate: str, device: str, progress: Callable[[dict[str, Any]], None]
+    upstream: Upstream,
+    task: Task,
+    candidate: str,
+    device: str,
+    progress: Callable[[dict[str, Any]], None],
+    *,
+    build_of: str | None = None,
 ) -> Any:
     """What upstream's `eval_kernel_against_ref` returns for `candidate` (source text), called as its scripts do.
 
     5 correctness trials, 100 timed, measured, `cuda_event`, with a build folder of the candidate's own. Verbose only
-    prints, between trials: those lines become progress events. Whatever escapes the evaluator is raised here.
+    prints, between trials: those lines become progress events. build_of: another text whose build folder is used, so
+    that what was built for it is not built again. Whatever escapes the evaluator is raised here.
     """
     import torch
 
@@ -102,7 +109,7 @@ def evaluate(
             measure_performance=True,
             timing_method=TIMING_METHOD,
             verbose=True,
-            build_dir=str(build_folder(candidate)),
+            build_dir=str(build_folder(build_of or candidate)),
             device=torch.device(device if ":" in device else f"{device}:0"),
             backend=BACKEND,
             precision=task.dtype,
@@ -112,6 +119,32 @@ def evaluate(
 def serialisable(upstream: Upstream, metadata: dict[str, Any]) -> dict[str, Any]:
     """Upstream's own conversion: metadata may hold exception objects."""
     return dict(upstream.module.check_metadata_serializable_all_types(metadata))
+
+
+def verbatim(upstream: Upstream, returned: Any) -> dict[str, Any]:
+    """Upstream's object as JSON: {official, timing, reference}; nulls when it returned None.
+
+    Its `runtime` and `ref_runtime` are ms (its comments say us), rounded by upstream to 3 significant digits.
+    """
+    if returned is None:
+        return {"official": {"compiled": None, "correctness": None, "trials": None, "metadata": {}}}
+    metadata = serialisable(upstream, returned.metadata)
+    official = {
+        "compiled": returned.compiled,
+        "correctness": returned.correctness,
+        "trials": metadata.get("correctness_trials"),
+        "metadata": metadata,
+        "runtime": returned.runtime,
+        "runtime_stats": returned.runtime_stats,
+        "ref_runtime": returned.ref_runtime,
+        "ref_runtime_stats": returned.ref_runtime_stats,
+    }
+    block: dict[str, Any] = {"official": official}
+    if returned.runtime_stats:
+        block["timing"] = {TIMING_METHOD: timing_of(returned.runtime_stats)}
+    if returned.ref_runtime_stats:
+        block["reference"] = {TIMING_METHOD: timing_of(returned.ref_runtime_stats)}
+    return block
 
 
 def timing_of(stats: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kbsub.adapters.integers import IntegersError, with_integers
 from kbsub.adapters.pin import PIN
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ SEED = 42  # upstream's `seed_num`: weights, the trial seeds and the timed input
 CORRECTNESS_TRIALS = 5  # upstream's scripts pass these two; the defaults of its function are 1 and 10
 PERFORMANCE_TRIALS = 100
 PRECISIONS = ("fp32", "fp16", "bf16")
+# What is said of a reference program that cannot be used at all; words that a stage's message may hold.
+BROKEN_REFERENCE = ("the reference program does not run", "a reference program must define")
+OFFICIAL_SIZE = "official"  # the task as it is written
 
 _FOLDER_TASK = "reference"  # a local task that has a folder of candidates is called after the folder
 
@@ -74,12 +78,26 @@ class Modules:
     get_inputs: Callable[[], list[Any]]
     get_init_inputs: Callable[[], list[Any]]
 
+    def inputs_on(self, device: str | torch.device) -> list[Any]:
+        """What get_inputs gives, drawn on `device` where the program lets it be: seconds less than on a CPU for
+        gigabytes. Not for an official question: other numbers come of a seed than upstream's."""
+        import torch
+
+        if torch.device(device).type == "cpu":
+            return list(self.get_inputs())
+        try:
+            with torch.device(device):
+                return list(self.get_inputs())
+        except Exception:  # a program that needs its values on the CPU, numpy's or its own
+            return list(self.get_inputs())
+
 
 @dataclass(frozen=True)
 class Task:
-    """One problem: `provenance` is "kernelbench@<pin>", "embedded" or "local"; `sha256` is that of `source`.
+    """One problem: `provenance` is "kernelbench@<pin>", "embedded" or "local"; `sha256` is that of the program.
 
-    A local task has level 0 and problem id 0, and the `folder` that its program lies in.
+    A local task has level 0 and problem id 0, and the `folder` that its program lies in. At another size than
+    "official" the `source` has other integers than the program; `sha256` stays that of the program.
     """
 
     level: int
@@ -90,6 +108,7 @@ class Task:
     provenance: str
     precision: str = "fp32"
     folder: Path | None = None
+    size: str = OFFICIAL_SIZE
 
     @property
     def slug(self) -> str:
@@ -99,16 +118,23 @@ class Task:
         file = Path(self.name)
         return file.parent.name if file.stem == _FOLDER_TASK and file.parent.name else file.stem
 
+    def at(self, size: str, values: Mapping[str, int]) -> Task:
+        """This task at another size: new values for integers of its program. TaskError for a name it does not have."""
+        try:
+            return replace(self, size=size, source=with_integers(self.source, values))
+        except IntegersError as error:
+            raise TaskError(f"{self.name}, size {size}: {error}") from error
+
     def modules(self) -> Modules:
         """Execute the source in a fresh dict, as upstream does (no `__file__`, no module name)."""
         context: dict[str, Any] = {}
         try:
             exec(compile(self.source, "<string>", "exec"), context)  # upstream's file name, so tracebacks read alike
         except Exception as error:
-            raise TaskError(f"{self.name}: the reference program does not run: {error}") from error
+            raise TaskError(f"{self.name}: {BROKEN_REFERENCE[0]}: {error}") from error
         missing = [name for name in ("Model", "get_inputs", "get_init_inputs") if not callable(context.get(name))]
         if missing:
-            raise TaskError(f"{self.name}: a reference program must define {', '.join(missing)}")
+            raise TaskError(f"{self.name}: {BROKEN_REFERENCE[1]} {', '.join(missing)}")
         return Modules(context, context["Model"], context["get_inputs"], context["get_init_inputs"])
 
     @property
@@ -185,9 +211,12 @@ def resolve_task(text: str, *, kernelbench: Path | None, precision: str = "fp32"
 
 
 def task_from_payload(payload: Mapping[str, Any]) -> Task:
-    """The task of a judge's payload: keys "task", "precision" and "kernelbench" (a folder, or None)."""
+    """The task of a judge's payload: keys "task", "precision", "kernelbench" (a folder, or None) and, optional,
+    "size" ({name, values}): the size to judge it at."""
     checkout = Path(payload["kernelbench"]) if payload.get("kernelbench") else None
-    return resolve_task(str(payload["task"]), kernelbench=checkout, precision=payload.get("precision", "fp32"))
+    task = resolve_task(str(payload["task"]), kernelbench=checkout, precision=payload.get("precision", "fp32"))
+    size = payload.get("size") or {}
+    return task.at(size["name"], size["values"]) if size.get("values") else task
 
 
 def _number_prefix(file: Path) -> int | None:

@@ -6,14 +6,31 @@ No verb of its own: it has no `command`. Must not know what a verb does with the
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 EXIT_USAGE, EXIT_NO_GPU = 2, 3
+NAMED = re.compile(r"level_(\d+)_problem_(\d+)(?=[_.])")  # how KernelBench's scripts name a candidate
 
-Task = Annotated[str, typer.Option(help="level<L>_<id>, or the path of a reference program.")]
+Task = Annotated[
+    str,
+    typer.Option(
+        help="level<L>_<id>, or the path of a reference program; default: the task that the files' names say "
+        "(level_L_problem_P_...), else level1_40."
+    ),
+]
+DEFAULT_TASK = "level1_40"
+Size = Annotated[
+    str,
+    typer.Option(
+        help="official, check or small: the size of the task for every verdict but the official one on a GPU; "
+        "default: for each the largest that fits memory and time here."
+    ),
+]
 Checkout = Annotated[Path | None, typer.Option(help="The checkout; default: as kbsub fetch left it.")]
 Declarations = Annotated[
     Path | None,
@@ -60,6 +77,25 @@ def stop(verb: str, code: int, message: str) -> NoReturn:
 
     typer.echo(printable(f"kbsub {verb}: {message}"), err=True)
     raise typer.Exit(code)
+
+
+def task_of(verb: str, task: str, candidates: Sequence[str]) -> str:
+    """The text of --task; where it is not given, what the candidates' names say. Several tasks end the call."""
+    if task:
+        return task
+    said = [NAMED.match(Path(name).name) for name in candidates]
+    tasks = {f"level{match[1]}_{match[2]}" if match else DEFAULT_TASK for match in said}
+    if len(tasks) > 1:
+        stop(verb, EXIT_USAGE, f"the files are of several tasks ({', '.join(sorted(tasks))}): name one with --task")
+    return next(iter(tasks), DEFAULT_TASK)
+
+
+def check_size(verb: str, size: str) -> None:
+    """End the command where --size names no size."""
+    from kbsub.eval.tasks.sizes import SIZES
+
+    if size and size not in SIZES:
+        stop(verb, EXIT_USAGE, f"--size {size}: there are {', '.join(SIZES)}")
 
 
 def confine(verb: str, level: str, *, here: bool = True) -> None:

@@ -12,6 +12,7 @@ import typer
 from kbsub.eval.commands import common
 from kbsub.eval.verdicts.register import DEFAULT_KINDS, KINDS
 
+EXIT_UNCHECKED = 3
 RECORD = "kbsub_batch.json"  # of a run folder: how long the last invocation took, which GPU judged how many of its rows
 
 
@@ -23,13 +24,13 @@ def command(
             "of level_L_problem_P_sample_S_kernel.py files: a batch that can be interrupted and goes on."
         ),
     ] = None,
-    task: common.Task = "level1_40",
+    task: common.Task = "",
     precision: Annotated[str, typer.Option(help="fp32, fp16 or bf16.")] = "fp32",
     only: Annotated[str, typer.Option(help=f"Verdicts, by comma: {', '.join(KINDS)}.")] = "",
     timeout: Annotated[float, typer.Option(help="Seconds for one stage of one candidate.", min=1.0)] = 300.0,
     out: Annotated[Path | None, typer.Option(help="Result file; rows of an existing one are kept.")] = None,
     device: Annotated[str, typer.Option(help="cuda, cuda:<index>, or cpu through the host executor.")] = "",
-    full: Annotated[bool, typer.Option("--full", help="With --device cpu: the official shape.")] = False,
+    size: common.Size = "",
     kernelbench: common.Checkout = None,
     gpus: Annotated[int, typer.Option(help="For a run folder: GPUs of this machine, a row at a time each.", min=1)] = 1,
     scheduler: Annotated[str, typer.Option(help="For a run folder: a dask scheduler that is already running.")] = "",
@@ -43,8 +44,9 @@ def command(
 ) -> None:
     """Judge candidates: KernelBench's own verdict, then this project's checks; a table and a JSON.
 
-    Exit code: 0 every row is OK or says why it could not be run here; 1 a row failed; 2 the call is wrong; 3 no GPU
-    for --device cuda.
+    Exit code: 0 every row is OK or says why it could not be run here; 1 a row failed, or a file that nothing is
+    declared of has a failed case or finding; 2 the call is wrong, or the task's own reference does not run; 3 nothing
+    failed, but a stage could ask next to nothing (NOT_CHECKED), or there is no GPU for --device cuda.
     A declaration (contract, precisions, expected failures) counts from this repository's own task folders and from the
     file given with --declarations; it is read before anything runs. Any other candidates.toml is named and ignored.
 
@@ -67,6 +69,7 @@ def command(
     stages = tuple(name.strip() for name in only.split(",") if name.strip()) or DEFAULT_KINDS
     if unknown := [name for name in stages if name not in KINDS]:
         _stop(2, f"--only {','.join(unknown)}: no such stage; there are {', '.join(KINDS)}")
+    common.check_size("eval", size)
     common.confine("eval", cell, here=not scheduler)
     gpu = common.gpu_of("eval", device)
     if device.startswith("cuda") and gpu is None:
@@ -75,13 +78,14 @@ def command(
     if missing:
         console.print(printable(missing), style="yellow")
     if candidates and len(candidates) == 1 and Path(candidates[0]).is_dir():
-        not_for_a_folder = (("--only", only), ("--out", out), ("--full", full))
+        not_for_a_folder = (("--only", only), ("--out", out), ("--size", size))
         if not_meant := [name for name, given in (*not_for_a_folder, ("--declarations", declarations)) if given]:
             _stop(2, f"{', '.join(not_meant)}: a run folder gets the official stage alone, its rows stay in the folder")
         where = (device or "cuda") if gpu or scheduler else "cpu"
         level = None if cell == "auto" else cell
         settings = Settings(precision, where, timeout, str(checkout) if checkout else None, cell=level)
         raise typer.Exit(_batch(Path(candidates[0]), settings, gpus, scheduler, console))
+    task = common.task_of("eval", task, candidates or [])
     try:
         files = candidate_files(candidates or [], folder_of(task))
         declared = read_declared(files, declarations)
@@ -95,7 +99,7 @@ def command(
             kernelbench=checkout,
             timeout_s=timeout,
             host_executor=device == "cpu",
-            full=full,
+            size=size,
             gpu=gpu,
             declared=declared,
         )
@@ -112,7 +116,7 @@ def command(
     _summary(console, plan, rows, target)
     if form == "json":
         common.print_json({"task": plan.task.slug, "result": str(target), "rows": {r.key: r.fields for r in rows}})
-    raise typer.Exit(1 if failures(rows) else 0)
+    raise typer.Exit(1 if failures(rows) else EXIT_UNCHECKED if any(row.unchecked for row in rows) else 0)
 
 
 def _watch(console: Any, plan: Any, target: Path) -> int:
@@ -280,10 +284,13 @@ def _summary(console: Any, plan: Any, rows: Any, target: Path) -> None:
     console.print()
     if "official" in plan.stages:
         print_wide(console, official_table(plan, rows))
+        for words in dict.fromkeys(row.fields["blind_spots"] for row in rows if "blind_spots" in row.fields):
+            line = one_line(f"What correct means at {plan.task.slug}: {words} (docs/blind-spots.md)")
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
     added = added_table(rows)
     if added is not None:
         print_wide(console, added)
-    for line in explanations(rows):
+    for line in explanations(rows, plan):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     certified = sum(bool(row.fields.get("official")) for row in rows)
     if "official" in plan.stages and not certified:

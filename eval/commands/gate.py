@@ -19,12 +19,13 @@ def command(
             help=f"Verdicts, by comma: {', '.join(KINDS)}. Or correct-here: all that can be checked here (exit 0 or 1)."
         ),
     ] = "official,referee",
-    task: common.Task = "level1_40",
+    task: common.Task = "",
     precision: Annotated[str, typer.Option(help="fp32, fp16 or bf16.")] = "fp32",
     device: Annotated[str, typer.Option(help="cuda, cuda:<index>, or cpu through the host executor.")] = "",
     timeout: Annotated[float, typer.Option(help="Seconds for one stage of one candidate.", min=1.0)] = 300.0,
-    junit: Annotated[Path | None, typer.Option(help="Write JUnit XML here.")] = None,
-    json_: Annotated[Path | None, typer.Option("--json", help="Write the answers as JSON here.")] = None,
+    size: common.Size = "",
+    junit: Annotated[Path | None, typer.Option(help="Write JUnit XML here; - is stdout.")] = None,
+    json_: Annotated[Path | None, typer.Option("--json", help="Write the answers as JSON here; - is stdout.")] = None,
     out: Annotated[Path | None, typer.Option(help="Keep the result file of the run here.")] = None,
     summary: Annotated[
         Path | None,
@@ -76,22 +77,15 @@ def command(
     if not required:
         _stop(gate.EXIT_USAGE, f"--require is empty; write some of {', '.join(KINDS)}")
     common.console_of("gate", form, quiet)  # a wrong --format is said before anything runs
+    common.check_size("gate", size)
     common.confine("gate", cell)
-    plan = _plan(
-        candidates,
-        tuple(KINDS) if required == (HERE,) else required,
-        task,
-        precision,
-        device,
-        timeout,
-        kernelbench,
-        declarations,
-        required == (HERE,),
-    )
+    task = common.task_of("gate", task, candidates)
+    kinds, here = (tuple(KINDS), True) if required == (HERE,) else (required, False)
+    plan = _plan(candidates, kinds, task, precision, device, timeout, size, kernelbench, declarations, here)
     for note in plan.declared.notes():
         typer.echo(f"kbsub gate: {note}", err=True)
     with tempfile.TemporaryDirectory() as nowhere:
-        judged, confined = _run(plan, out or Path(nowhere) / "result.json", here=required == (HERE,), quiet=quiet)
+        judged, confined = _run(plan, out or Path(nowhere) / "result.json", here=here, quiet=quiet)
     found = {key: each.checks for key, each in judged.items()}
     facts = {
         "task": plan.task.slug,
@@ -103,8 +97,8 @@ def command(
     }
     if form == "json":
         common.print_json(gate_report.as_json(found, required, facts))
-    elif not quiet:
-        _print(found, required)  # first: an answer that cannot be written is read all the same
+    elif not quiet:  # first: an answer that cannot be written is read all the same
+        _print(found, required, err=Path("-") in (junit, json_))
     _write(found, required, facts, junit, json_)
     if annotate:
         for line in annotations.github(list(judged.values())):
@@ -121,6 +115,7 @@ def _plan(
     precision: str,
     device: str,
     timeout: float,
+    size: str,
     kernelbench: Path | None,
     declarations: Path | None,
     here: bool,
@@ -148,6 +143,7 @@ def _plan(
             timeout_s=timeout,
             # Where there is no GPU and all that can be checked is asked for, kernels run through the host executor.
             host_executor=device == "cpu" or (here and gpu is None and not device),
+            size=size,
             gpu=gpu,
             declared=read_declared(files, declarations),
         )
@@ -160,6 +156,7 @@ def _run(plan: Any, out: Path, *, here: bool, quiet: bool) -> tuple[dict[str, An
 
     `here`: the answers to --require correct-here. Without the GPU that was asked for nothing is run.
     """
+    from kbsub.adapters.task import TaskError
     from kbsub.eval.process.printable import one_line
     from kbsub.eval.results.model import ResultError, row_key
     from kbsub.eval.run.gate import EXIT_USAGE, Check, Judged, confinements
@@ -184,7 +181,7 @@ def _run(plan: Any, out: Path, *, here: bool, quiet: bool) -> tuple[dict[str, An
 
     try:
         rows, _ = run(plan, out, lambda row, stage, event: None, finished)
-    except ResultError as error:
+    except (ResultError, TaskError) as error:
         _stop(EXIT_USAGE, str(error))
     confined = {words for row in rows for words in confinements(row.fields)}
     return judged_rows(plan, rows, here=here), confined
@@ -201,7 +198,7 @@ def _write(
         gate_report.write_json(json_, gate_report.as_json(found, required, facts))
 
 
-def _print(found: dict[str, Any], required: tuple[str, ...]) -> None:
+def _print(found: dict[str, Any], required: tuple[str, ...], *, err: bool) -> None:
     from kbsub.eval.process.printable import one_line
     from kbsub.eval.run.here import NAME as HERE
     from kbsub.eval.verdicts.kind import Answer
@@ -215,11 +212,13 @@ def _print(found: dict[str, Any], required: tuple[str, ...]) -> None:
     for key, checks in found.items():
         for check in checks:
             if check.answer is not Answer.NOT_REQUIRED:
-                typer.echo(one_line(f"{key}: {check.name}: {marks[check.answer]}: {check.words}"))
+                typer.echo(one_line(f"{key}: {check.name}: {marks[check.answer]}: {check.words}"), err=err)
     if HERE in required:
-        typer.echo("correct-here: what this machine can check; nothing here is an official verdict without a GPU")
+        typer.echo(
+            "correct-here: what this machine can check; nothing here is an official verdict without a GPU", err=err
+        )
     elif rest := [name for name in KINDS if name not in required]:
-        typer.echo(f"not required, so not certified: {', '.join(rest)}")
+        typer.echo(f"not required, so not certified: {', '.join(rest)}", err=err)
 
 
 def _stop(code: int, message: str) -> NoReturn:

@@ -23,12 +23,12 @@ from typing import Any
 
 from kbsub.adapters.checkout import find_checkout
 from kbsub.eval.bench.compare import compare
-from kbsub.eval.measure.project import project_path
 from kbsub.eval.process.cell import LEVELS, Cell, probe
 from kbsub.eval.process.isolated import Outcome, Status, run_isolated
 from kbsub.eval.results.manifest import digest
 from kbsub.eval.results.model import write_json_atomic
 from kbsub.eval.run.machine_facts import gpu_index, gpu_name, measured_on, no_such_gpu
+from kbsub.eval.run.project import project_path
 from kbsub.eval.tasks.cell import cell_of
 
 FOLDER = "tests/cell_programs"  # of a checkout

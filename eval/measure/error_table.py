@@ -15,11 +15,14 @@ from typing import Annotated, Any
 import typer
 
 from kbsub.adapters.checkout import CheckoutMissing, find_checkout
+from kbsub.adapters.task import resolve_task
 from kbsub.eval.process.isolated import Status, describe_event
 from kbsub.eval.process.printable import one_line
 from kbsub.eval.results.model import Baseline, Result, ResultError, read_result, row_key, update_result
 from kbsub.eval.run.machine_facts import gpu_index, gpu_name
+from kbsub.eval.run.sizes import sizes_for
 from kbsub.eval.suite.batch import Finished, run_batch
+from kbsub.eval.verdicts.register import KINDS
 
 BASELINES = ("eager", "compile_default")
 
@@ -43,14 +46,17 @@ def command(
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from error
     try:
-        checkout: str | None = str(find_checkout(None).path)
+        checkout: Path | None = find_checkout(None).path
     except CheckoutMissing:
         checkout = None
     names = baseline or list(BASELINES)
+    task = resolve_task(there.task.slug, kernelbench=checkout, precision=precision)
+    size = sizes_for(task, there.task.slug, str(checkout) if checkout else None, device).of(KINDS["oracle"])
     common = {
         "task": there.task.slug,
+        "size": {"name": size.name, "values": dict(size.values)},
         "precision": precision,
-        "kernelbench": checkout,
+        "kernelbench": str(checkout) if checkout else None,
         "device": device,
         "oracle_only": True,
     }

@@ -35,10 +35,10 @@ else:
 
 from kbsub.adapters.checkout import find_checkout
 from kbsub.adapters.source import read_limited as read_bytes
-from kbsub.eval.measure.project import SUBMISSIONS, project_path
 from kbsub.eval.process.isolated import Outcome, run_isolated
 from kbsub.eval.results.model import write_json_atomic
 from kbsub.eval.run.machine_facts import measured_on
+from kbsub.eval.run.project import SUBMISSIONS, project_path
 from kbsub.eval.tasks.cell import cell_of
 from kbsub.eval.tasks.declarations import read_declarations
 from kbsub.eval.verdicts.kind import Answer, Asked

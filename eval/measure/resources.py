@@ -25,8 +25,8 @@ from kbsub.eval.host_executor.compile_gate import (
     rehearse,
     write_budget,
 )
-from kbsub.eval.measure.project import project_path
 from kbsub.eval.process.isolated import JudgeFailure, Status, run_isolated
+from kbsub.eval.run.project import project_path
 from kbsub.eval.tasks.cell import cell_of
 from kbsub.eval.tasks.declarations import declaration_of
 

@@ -16,7 +16,7 @@ import torch
 
 from kbsub.adapters.task import PRECISIONS, dtype_of
 from kbsub.eval.host_executor import kernel_names
-from kbsub.eval.measure.project import SUBMISSIONS
+from kbsub.eval.run.project import SUBMISSIONS
 from kbsub.eval.tasks.declarations import read_declarations
 
 FOLDERS = ("level1_40", "local_layernorm_tokens")

@@ -29,10 +29,10 @@ from typing import Any
 
 from kbsub.adapters.checkout import find_checkout
 from kbsub.eval.bench.plan import read_candidate
-from kbsub.eval.measure.project import SUBMISSIONS
 from kbsub.eval.process.cell import Cell
 from kbsub.eval.process.isolated import JudgeFailure, Outcome, Status
 from kbsub.eval.results.model import write_json_atomic
+from kbsub.eval.run.project import SUBMISSIONS
 from kbsub.eval.tasks.bench_file import read_bench_file
 from kbsub.eval.tasks.cell import cell_of
 from kbsub.eval.tasks.declarations import read_declarations

@@ -27,12 +27,12 @@ else:
     import tomli as tomllib
 
 from kbsub.adapters.checkout import find_checkout
-from kbsub.eval.measure.project import project_path
 from kbsub.eval.process.isolated import Outcome, Status, run_isolated
 from kbsub.eval.results.manifest import digest
 from kbsub.eval.results.model import write_json_atomic
 from kbsub.eval.run.gate import answers
 from kbsub.eval.run.machine_facts import measured_on
+from kbsub.eval.run.project import project_path
 from kbsub.eval.verdicts.kind import Answer
 from kbsub.eval.verdicts.register import KINDS
 

@@ -27,11 +27,11 @@ from typing import Any
 
 from kbsub.adapters.checkout import find_checkout
 from kbsub.adapters.evaluator import CLIENTS
-from kbsub.eval.measure.project import SUBMISSIONS
 from kbsub.eval.process.isolated import run_isolated
 from kbsub.eval.results.manifest import digest
 from kbsub.eval.results.model import write_json_atomic
 from kbsub.eval.run.machine_facts import display_path, measured_on
+from kbsub.eval.run.project import SUBMISSIONS
 from kbsub.eval.tasks.cell import cell_of
 
 CANDIDATE = SUBMISSIONS / "level1_40" / "reference_order_pipelined.py"

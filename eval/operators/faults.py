@@ -1,4 +1,4 @@
-"""What the guards ask of an operator: wrong answers that a task's own inputs may hide, inputs that show them, sizes.
+"""What the guards ask of an operator: wrong answers that a task's own inputs may hide, inputs that show them.
 
 Nothing here, and nothing that implements it, knows a candidate or a guard: a fault is asked for by its name.
 """
@@ -37,12 +37,4 @@ class Faults:
 
         Raises OracleError where this task has no such fault; its message says why.
         """
-        raise NotImplementedError
-
-    def small_init(self) -> list[Any]:
-        """Constructor arguments of a size that a CPU evaluates in no time."""
-        raise NotImplementedError
-
-    def small_input(self, value: torch.Tensor) -> torch.Tensor:
-        """One of the task's own inputs cut to that size: a contiguous copy."""
         raise NotImplementedError

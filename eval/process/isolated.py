@@ -60,6 +60,7 @@ class Status(str, Enum):
     CRASHED = "CRASHED"
     OUT_OF_MEMORY = "OUT_OF_MEMORY"
     NOT_RUN = "NOT_RUN"
+    NOT_CHECKED = "NOT_CHECKED"  # it ran, and could ask nothing, or next to nothing
 
     def __str__(self) -> str:
         return self.value

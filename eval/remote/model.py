@@ -290,6 +290,7 @@ class RemoteModel:
         same: bool = False,
         touch: bool = False,
         keep: int | None = None,
+        seed: int | None = None,
         timeout_s: float | None = None,
     ) -> Reply:
         """The instance, or its `method`, on `inputs` (tensors on the worker's device; lists, tuples, numbers, None).
@@ -297,17 +298,15 @@ class RemoteModel:
         The tensors are copied to memory that the worker sees, with their strides and their alignment, and compared
         with it afterwards: inputs of the same forms and alignment come at the same addresses. same: then as the same
         tensor objects, too, as those of the last call that said so. touch: whose version counters move. keep: a number
-        under which `read` finds what was returned. Raises RemoteError.
+        under which `read` finds what was returned. seed: for torch.manual_seed, before. Raises RemoteError.
         """
-        told = None if poison is None else poison.record()
-        words = {"method": method, "grad": grad, "poison": told, "same": same, "touch": touch, "keep": keep}
+        words: dict[str, Any] = {"method": method, "grad": grad, "poison": None if poison is None else poison.record()}
+        words |= {"same": same, "touch": touch, "keep": keep, "seed": seed}
         return self._answer("call", words, list(inputs), "call", timeout_s)
 
     def read(self, keep: int, inputs: Sequence[Any], timeout_s: float | None = None) -> Reply:
         """What the call that said `keep` returned, as it is now, after `inputs` were put where the last call's lie.
-
-        They have the forms of those. `seconds` and `mutated` mean nothing here.
-        """
+        They have the forms of those. `seconds` and `mutated` mean nothing here."""
         return self._answer("read", {"keep": keep}, list(inputs), "call", timeout_s)
 
     def capture(
@@ -342,10 +341,11 @@ class RemoteModel:
     def load_state(
         self, state: Mapping[str, torch.Tensor], *, bind: bool = False, timeout_s: float | None = None
     ) -> None:
-        """model.load_state_dict(state). bind: its parameters become views of the judge's memory instead, with the
-        strides and alignment that `state` has."""
+        """model.load_state_dict(state); what `state` does not have stays. bind: its parameters become views of the
+        judge's memory instead, with the strides and alignment that `state` has."""
         block = f"state {self.number}" if bind else "call"
-        self._ask("load_state", {}, timeout_s, dict(state), block=block, bind=bind)
+        whole = set(state) == set(self.state_forms)
+        self._ask("load_state", {}, timeout_s, dict(state), block=block, bind=bind, strict=whole)
 
     def bound_state_changed(self) -> bool:
         """Whether the memory of the state that was bound last differs from what was put there."""
@@ -363,6 +363,11 @@ class RemoteModel:
         """Set an attribute that exists, by its path ("ln.eps"); False where there is none."""
         reply = self._ask("set_attribute", {"answer": bool}, timeout_s, value, path=path)
         return bool(reply["answer"])
+
+    def floats(self, timeout_s: float | None = None) -> dict[str, float]:
+        """Path -> value of every float attribute of the instance and its submodules ("ln.eps")."""
+        told = self._ask("floats", {"answer": dict}, timeout_s)["answer"].items()
+        return {path: value for path, value in told if isinstance(value, float)}
 
     def has(self, name: str, timeout_s: float | None = None) -> bool:
         """Whether the instance has an attribute, such as "forward_with_stats"."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import math
 import os
 import resource
 import signal
@@ -21,11 +22,11 @@ from typing import Any
 
 import torch
 
-from kbsub.adapters.candidate import CandidateError, load_candidate
+from kbsub.adapters.candidate import load_candidate
 from kbsub.adapters.task import Task
 from kbsub.eval.process.frames import Channel, printable
-from kbsub.eval.process.isolated import is_out_of_memory
 from kbsub.eval.remote.batches import BATCH_REPLIES, Batches
+from kbsub.eval.remote.errors import error_words
 from kbsub.eval.remote.graphs import called, captured, in_turn
 from kbsub.eval.remote.host_cache import seed_host_cache
 from kbsub.eval.remote.likeness import dress
@@ -124,7 +125,7 @@ class Session(Batches):
         model = self.instances[request["instance"]]
         with torch.no_grad():
             if not request["bind"]:
-                model.load_state_dict(state)
+                model.load_state_dict(state, strict=request["strict"])
                 return {}
             every = (model.named_parameters, model.named_buffers)
             own = {key: value for named in every for key, value in named(remove_duplicate=False)}
@@ -141,10 +142,20 @@ class Session(Batches):
             holder = self.instances[request["instance"]].get_submodule(path)
         except AttributeError:
             return False
-        if not hasattr(holder, name):
-            return False
-        setattr(holder, name, value)
-        return True
+        if found := hasattr(holder, name):
+            setattr(holder, name, value)
+        return found
+
+    def floats(self, request: dict[str, Any], _: Any) -> dict[str, float]:
+        """Path -> value of every float attribute of the instance and of its submodules."""
+        model = self.instances[request["instance"]]
+        named = model.named_modules() if hasattr(model, "named_modules") else [("", model)]
+        return {
+            f"{path}.{name}" if path else name: value
+            for path, module in named
+            for name, value in vars(module).items()
+            if type(value) is float and math.isfinite(value)
+        }
 
     def has(self, request: dict[str, Any], _: Any) -> bool:
         return hasattr(self.instances[request["instance"]], request["name"])
@@ -156,6 +167,8 @@ class Session(Batches):
             spoil_freed(poison, inputs, self.device)
         everywhere = spoiled_allocations() if poison is not None and poison["everywhere"] else contextlib.nullcontext()
         method = model if request["method"] is None else getattr(model, request["method"])
+        if request.get("seed") is not None:
+            torch.manual_seed(request["seed"])
         with torch.set_grad_enabled(request["grad"]), everywhere:
             result = method(*inputs)
         if request["keep"] is not None:
@@ -334,24 +347,6 @@ def _address(tensor: Any) -> int:
         return 0
 
 
-def _error(error: BaseException) -> dict[str, Any]:
-    """An exception in words; `kind` is all that the other side decides by."""
-    kind = "other"
-    if isinstance(error, SystemExit):
-        kind = "exit"
-    elif is_out_of_memory(error) or (isinstance(error, CandidateError) and error.status == "OUT_OF_MEMORY"):
-        kind = "memory"
-    elif isinstance(error, CandidateError):
-        kind = "load"
-    elif isinstance(error, ValueError):
-        kind = "value"
-    try:
-        text = str(error).split("\nCUDA kernel errors might")[0].split("\nException raised from")[0]
-    except BaseException:
-        text = "an exception that cannot be printed"
-    return {"kind": kind, "type": printable(type(error).__name__, 80), "text": printable(text)}
-
-
 def serve(session: Session, channel: Channel) -> None:
     """Answer requests until the other side is gone."""
     while True:
@@ -365,7 +360,7 @@ def serve(session: Session, channel: Channel) -> None:
             found = getattr(session, request["op"])(request, arguments)
             if request["op"] in PLAIN:
                 reply = {"error": None, **found}
-            elif request["op"] in ("set_attribute", "has", "peak"):
+            elif request["op"] in ("set_attribute", "has", "peak", "floats"):
                 reply = {"error": None, "answer": found}
             else:
                 reply, rights = session.tell(found)
@@ -373,7 +368,7 @@ def serve(session: Session, channel: Channel) -> None:
             del arguments, found
             session.finish()
         except BaseException as error:  # whatever a candidate raises is its answer
-            reply, rights = {"error": _error(error)}, []
+            reply, rights = {"error": error_words(error)}, []
             with contextlib.suppress(RuntimeError):  # a context that is broken has nothing left at work
                 session.finish()
         for descriptor in descriptors:

@@ -49,7 +49,8 @@ def progress(console: Any) -> Any:
 def row_words(row: Mapping[str, Any]) -> str:
     official = row.get("official") or {}
     if row["status"] == Status.OK.value and official:
-        return f"OK, {official.get('trials')}, {official.get('runtime')} ms ({row['seconds']:.1f} s)"
+        spots = f"; {row['blind_spots']}" if row.get("blind_spots") else ""
+        return f"OK, {official.get('trials')}, {official.get('runtime')} ms ({row['seconds']:.1f} s){spots}"
     return f"{row['status']} {row['message']} ({row['seconds']:.1f} s)"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
 from kbsub.eval.process.printable import one_line, shown_name
-from kbsub.eval.results.model import write_json_atomic
+from kbsub.eval.results.model import jsonable, write_json_atomic
 from kbsub.eval.run.gate import Check, exit_code
 from kbsub.eval.run.here import NAME as HERE
 from kbsub.eval.verdicts.kind import Answer
@@ -33,8 +34,15 @@ def as_json(candidates: Candidates, required: Sequence[str], facts: Mapping[str,
     }
 
 
+STDOUT = Path("-")
+
+
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    write_json_atomic(path, content)
+    """Write the JSON; a path "-" is stdout."""
+    if path == STDOUT:
+        print(json.dumps(jsonable(content), indent=1, ensure_ascii=False, allow_nan=False))
+    else:
+        write_json_atomic(path, content)
 
 
 def as_junit(candidates: Candidates, facts: Mapping[str, Any]) -> JUnitXml:
@@ -70,6 +78,9 @@ def as_junit(candidates: Candidates, facts: Mapping[str, Any]) -> JUnitXml:
 
 
 def write_junit(path: Path, candidates: Candidates, facts: Mapping[str, Any]) -> None:
-    """Write the XML; folders are made."""
+    """Write the XML; folders are made. A path "-" is stdout."""
+    if path == STDOUT:
+        print(as_junit(candidates, facts).tostring().decode("utf-8"))
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     as_junit(candidates, facts).write(str(path), pretty=True)

@@ -20,11 +20,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kbsub.eval.report import freshness, plots, schema, tables, token_tables
+from kbsub.eval.report import blindspot_tables, freshness, plots, schema, tables, token_tables
 from kbsub.eval.report import verdict_tables as report_tables
 from kbsub.eval.report.evidence import evidence_table
 from kbsub.eval.report.tables import Table
 from kbsub.eval.results import manifest
+from kbsub.eval.results.blindspots import FOLDER as BLINDSPOTS
+from kbsub.eval.results.blindspots import records_in
 from kbsub.eval.results.files import write_text_atomic
 from kbsub.eval.results.model import Result, read_result
 
@@ -152,6 +154,18 @@ def _plot(result: Result, request: Request) -> str:
     return "\n\n".join([link, *freshness.footnotes(stale, *_renewal(result, request))])
 
 
+def blindspots_section(request: Request) -> str:
+    """The table of all records of one GPU: `blindspots`, or `blindspots-counts`; they belong to no result file."""
+    folder = request.root / "results" / request.options.get("gpu", DEFAULT_GPU) / BLINDSPOTS
+    precision = request.options.get("precision", "fp32")
+    records = [record for record in records_in(folder) if record.precision == precision]
+    if not records:
+        return f"_No blind spots on {folder.parent.name} are committed yet: `kbsub blindspots` makes them._"
+    counts = request.name.endswith("-counts")
+    return (blindspot_tables.counts_table if counts else blindspot_tables.blindspots_table)(records).markdown()
+
+
+OF_FOLDERS = {"blindspots": blindspots_section, "blindspots-counts": blindspots_section}
 SECTIONS: Mapping[str, Callable[[Result, Request], Table | str]] = {
     "headline": _headline,
     "official": _official,
@@ -189,9 +203,12 @@ def papers(root: Path) -> list[Path]:
 
 def section(request: Request) -> str:
     """The text of one marker's section. Raises ReportError for an unknown name, ResultError for a broken result."""
+    if request.name in OF_FOLDERS:
+        return OF_FOLDERS[request.name](request)
     make = SECTIONS.get(request.name)
     if make is None:
-        raise ReportError(f"{request.paper.name}: <!-- report:{request.name} -->: known are {', '.join(SECTIONS)}")
+        known = ", ".join([*SECTIONS, *OF_FOLDERS])
+        raise ReportError(f"{request.paper.name}: <!-- report:{request.name} -->: known are {known}")
     path = request.result_path()
     if path is None:
         gpu = request.options.get("gpu", "any GPU")

@@ -13,13 +13,15 @@ from rich.markup import escape
 from rich.table import Table
 
 from kbsub.adapters.evaluator import TIMING_METHOD
+from kbsub.adapters.task import OFFICIAL_SIZE
 from kbsub.eval.process.isolated import Status
 from kbsub.eval.process.printable import one_line, shown_name, table_cell
 from kbsub.eval.report.console import PlainConsole
 from kbsub.eval.run.runner import Plan, Row
+from kbsub.eval.verdicts.kind import listed
 from kbsub.eval.verdicts.register import KINDS, OFFICIAL
 
-_COLOURS = {Status.OK: "green", Status.NOT_RUN: "yellow"}
+_COLOURS = {Status.OK: "green", Status.NOT_RUN: "yellow", Status.NOT_CHECKED: "yellow"}
 
 
 # Heading and side of the official table's columns; a column that no row fills is left out.
@@ -83,8 +85,12 @@ def added_table(rows: Sequence[Row]) -> Table | None:
     return table
 
 
-def explanations(rows: Sequence[Row]) -> list[str]:
-    """One line for every row or stage that did not end well: what happened, where, and what to do next."""
+def explanations(rows: Sequence[Row], plan: Plan | None = None) -> list[str]:
+    """One line for every row or stage that did not end well: what happened, where, and what to do next.
+
+    Of a file that nothing is declared of, the first failed cases and findings by name, too. A command to copy
+    repeats the task and the device of `plan`.
+    """
     lines = []
     for row in rows:
         name = shown_name(Path(row.file.parent.name, row.file.name))
@@ -94,14 +100,18 @@ def explanations(rows: Sequence[Row]) -> list[str]:
         for stage, outcome in row.outcomes.items():
             if outcome.status is not Status.OK:
                 told.setdefault((outcome.status, outcome.message), []).append(stage)
-        lines += [_explanation(name, row, *end, stages) for end, stages in told.items()]
+        lines += [_explanation(name, plan, row, *end, stages) for end, stages in told.items()]
+        lines += [f"{name}, {stage}: {listed(found)}" for stage in row.outcomes if (found := row.problems(stage))]
     return [one_line(line) for line in lines]
 
 
-def _explanation(name: str, row: Row, status: Status, message: str, stages: list[str]) -> str:
+def _explanation(name: str, plan: Plan | None, row: Row, status: Status, message: str, stages: list[str]) -> str:
     words = message if message.startswith(str(status)) else f"{status}: {message}"
     where = "" if len(stages) == len(row.outcomes) > 1 else f", {', '.join(stages)}"
-    again = f"kbsub eval {shlex.quote(shown_name(row.file))} --only {','.join(stages)}"
+    again = f"kbsub eval {shlex.quote(shown_name(row.file))}"
+    if plan is not None:
+        again += f" --task {shlex.quote(shown_name(plan.task_text))} --device {plan.device}"
+    again += f" --only {','.join(stages)}"
     hint = {
         Status.TIMEOUT: f". Rerun it alone with: {again} --timeout 900",
         Status.CRASHED: f". Its output is in the result file (stages.{stages[0]}.log). Rerun it alone with: {again}",
@@ -154,7 +164,9 @@ def _stage_cell(row: Row, name: str) -> str:
         colour = _COLOURS.get(outcome.status, "red")
         return f"[{colour}]{outcome.status}[/{colour}]"
     kind = KINDS[name]
-    return escape(table_cell(kind.brief(kind.record.model_validate(outcome.value or {}))))
+    words = kind.brief(kind.record.model_validate(outcome.value or {}))
+    size = row.sizes.get(name, {}).get("name", OFFICIAL_SIZE)
+    return escape(table_cell(words if size == OFFICIAL_SIZE else f"{words} ({size} size)"))
 
 
 def _name(row: Row) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 from kbsub.adapters.evaluator import TIMING_METHOD
 from kbsub.eval.bench.methods.register import cold_words
 from kbsub.eval.report.tables import NOTHING, Table, ms, percent, programs, title_of, typical_ms
+from kbsub.eval.results.blindspots import known as known_blind_spots
 from kbsub.eval.results.model import Candidate, Result, ResultRow
 from kbsub.eval.results.timing import Timing
 from kbsub.eval.verdicts.identity.registration import BitIdentity, equal
@@ -137,6 +138,9 @@ def official_table(result: Result, precision: str = "fp32") -> Table:
             "evaluator, 5 correctness trials, 100 timed, `cuda_event`. `excessive_speedup` is its word for more than "
             "10x eager; the percentage beside it is the memory floor over the time (100% would be the floor itself)."
         ]
+        task = result.task
+        if spots := known_blind_spots(task.slug or "", task.provenance, precision):
+            table.notes.append(f"What correct means here: {spots} (docs/blind-spots.md).")
     return table
 
 

@@ -23,8 +23,16 @@ def write_text_atomic(path: Path, text: str) -> None:
 def replace_atomic(path: Path, write: Callable[[Path], None]) -> None:
     """Let `write` make a draft in the folder of `path`, then rename it; no draft is left behind when it fails.
 
+    A device, a pipe or a socket at `path` is written into, never replaced.
     The draft does not end as `path` does: whoever lists a folder's *.json must not find half of one.
     """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        with tempfile.TemporaryDirectory() as folder:
+            draft = Path(folder) / "draft"
+            write(draft)
+            with path.open("wb") as device:
+                device.write(draft.read_bytes())
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(descriptor)

@@ -82,6 +82,15 @@ class Official(Record):
         return self.reference_ms / self.ms if self.reference_ms and self.ms else None
 
 
+class StageSize(Record):
+    """The size of the task that a judge was given. name: official, check, small, or "operator": shapes of the task's
+    operator. values: new ones for integers of the reference program. why: "" where it is the task as it is written."""
+
+    name: str
+    values: dict[str, int] = Field(default_factory=dict)
+    why: str = ""
+
+
 class StageEnd(Record):
     """How a judge's process ended for one row. `log`: the child's own words, where a person will want them."""
 
@@ -90,6 +99,7 @@ class StageEnd(Record):
     seconds: float = 0.0
     log: str | None = None
     confined: dict[str, Any] | None = None  # {"level", "lacks", "why"} of the candidate's process, where one began
+    size: StageSize | None = None  # absent where it did not run, and in older files
 
 
 VERDICT_RECORDS: dict[str, type[Record]] = {}  # key of a row -> its record; the register of verdicts fills it
@@ -125,7 +135,8 @@ class Candidate(ResultRow):
     """One row. `status` is upstream's verdict in one word (or why there is none); nothing else may change it.
 
     stages: how each judge ended. reference, floors: eager's time and the memory floor of the official run. accurate:
-    declared nearest to float64. environment: where the row was made, when that is not the file's.
+    declared nearest to float64. blind_spots: what else
+    the official check of this task accepts. environment: where the row was made, when that is not the file's.
     """
 
     sha256: str
@@ -135,6 +146,7 @@ class Candidate(ResultRow):
     reason: str | None = None
     official: Official | None = None
     accurate: bool | None = None
+    blind_spots: str | None = None
     stages: dict[str, StageEnd] | None = None
     declaration_error: str | None = None
     cpu_check: dict[str, Any] | None = None

@@ -19,6 +19,7 @@ from typing import Any
 from kbsub.adapters.pin import PIN
 from kbsub.adapters.source import SourceError, read_limited
 from kbsub.eval.process.isolated import Outcome, Status, run_isolated
+from kbsub.eval.results.blindspots import known as known_blind_spots
 from kbsub.eval.results.model import write_json_atomic
 from kbsub.eval.run.machine_facts import gpu_index, gpu_uuid
 from kbsub.eval.run.stage_values import stage_problem
@@ -198,15 +199,17 @@ def judge(job: Job, isolate: Callable[..., Outcome] = run_isolated) -> dict[str,
 
 def _too_large(job: Job, kernelbench: str | None) -> str | None:
     """Why this machine cannot hold the job's task; None where it can, or where the judge is to say what is wrong."""
-    from kbsub.adapters.task import TaskError, resolve_task
-    from kbsub.eval.run.task_size import too_large
+    from kbsub.adapters.task import OFFICIAL_SIZE, TaskError, resolve_task
+    from kbsub.eval.run.sizes import sizes_for
 
     checkout = Path(kernelbench) if kernelbench else None
     try:
         task = resolve_task(job.task, kernelbench=checkout, precision=job.settings.precision)
     except TaskError:
         return None
-    return too_large(task, job.task, kernelbench, job.settings.device).get("official")
+    return (
+        sizes_for(task, job.task, kernelbench, job.settings.device, OFFICIAL_SIZE).of(KINDS[OFFICIAL]).refused or None
+    )
 
 
 def _payload(job: Job) -> dict[str, Any]:
@@ -251,6 +254,7 @@ def row_of(job: Job, outcome: Outcome) -> dict[str, Any]:
         "status": status,
         "message": outcome.message or verdict.get("reason") or "",
         "official": value.get("official"),
+        "blind_spots": known_blind_spots(job.task, f"kernelbench@{PIN}", job.settings.precision),
         "cpu_check": value.get("cpu_check"),
         "environment": value.get("environment"),
         "seconds": round(outcome.seconds, 3),

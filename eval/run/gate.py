@@ -101,8 +101,9 @@ def exit_code(checks: Sequence[Check]) -> int:
 def _answer(name: str, fields: Fields, declaration: Mapping[str, Any], stage: Mapping[str, Any]) -> tuple[Answer, str]:
     kind, status = KINDS[name], Status(stage["status"])
     if not kind.own_ending:
-        if status is Status.NOT_RUN:
-            return Answer.UNCERTIFIED, stage.get("message") or "not run"
+        if status in (Status.NOT_RUN, Status.NOT_CHECKED):
+            words = stage.get("message") or "not run"
+            return Answer.UNCERTIFIED, f"{status}: {words}" if status is Status.NOT_CHECKED else words
         if status is not Status.OK:
             return Answer.FAIL, f"{status}: {stage.get('message') or 'no message'}"
     found = fields.get(kind.key)

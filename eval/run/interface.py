@@ -120,6 +120,7 @@ def judge(
     precision: str = "fp32",
     device: str = "",
     timeout_s: float = 300.0,
+    size: str = "",
     kernelbench: Path | None = None,
     declarations: Path | None = None,
     out: Path | None = None,
@@ -130,7 +131,7 @@ def judge(
     candidates: the path of a file, or several, or names in submissions/<task>. task: "level1_36", or the path of a
     reference program. only: the verdicts, of kbsub.eval.verdicts.register.KINDS. device: "" (a GPU where there is one),
     "cuda:1", or "cpu", where CUDA_SOURCE kernels run through the host executor. timeout_s: of one verdict of one
-    candidate. out: a result file to keep; rows that are there already are kept. finished: called with each row.
+    candidate. size: official, check or small, "" the largest that fits here. out: a result file to keep; rows that are there already are kept. finished: called with each row.
 
     Raises TaskError (no such task or file), DeclarationError, ResultError (`out` is of another task or GPU),
     CheckoutError (one that was named and is not the pin), ValueError (no such verdict or device). What a candidate does
@@ -138,7 +139,7 @@ def judge(
     """
     if unknown := [name for name in only if name not in KINDS]:
         raise ValueError(f"only={unknown}: no such verdict; there are {', '.join(KINDS)}")
-    plan = _plan(candidates, task, only, precision, device, timeout_s, kernelbench, declarations, device == "cpu")
+    plan = _plan(candidates, task, only, precision, device, timeout_s, size, kernelbench, declarations, device == "cpu")
     rows, result = _run(plan, out, finished)
     return Verdicts(result, {row.key: result.candidates[row.key] for row in rows}, not failures(rows))
 
@@ -151,6 +152,7 @@ def gate(
     precision: str = "fp32",
     device: str = "",
     timeout_s: float = 300.0,
+    size: str = "",
     kernelbench: Path | None = None,
     declarations: Path | None = None,
     out: Path | None = None,
@@ -164,7 +166,7 @@ def gate(
         raise ValueError(f"require={unknown}: no such check; there are {', '.join(KINDS)}, or {HERE} alone")
     hosted = device == "cpu" or (here and not device and gpu_name(0) is None)
     kinds = tuple(KINDS) if here else require
-    plan = _plan(candidates, task, kinds, precision, device, timeout_s, kernelbench, declarations, hosted)
+    plan = _plan(candidates, task, kinds, precision, device, timeout_s, size, kernelbench, declarations, hosted)
     rows, _ = _run(plan, out, lambda row: None)
     judged = judged_rows(plan, rows, here=here)
     return Gate(judged, gate_answers.exit_code([check for each in judged.values() for check in each.checks]))
@@ -177,6 +179,7 @@ def _plan(
     precision: str,
     device: str,
     timeout_s: float,
+    size: str,
     kernelbench: Path | None,
     declarations: Path | None,
     hosted: bool,
@@ -198,6 +201,7 @@ def _plan(
         kernelbench=checkout,
         timeout_s=timeout_s,
         host_executor=hosted,
+        size=size,
         gpu=gpu,
         declared=read_declared(files, declarations),
     )

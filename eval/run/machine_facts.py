@@ -61,6 +61,14 @@ def gpu_uuid(index: int | None = 0) -> str | None:
     return str(uuid.UUID(bytes=bytes(number)))
 
 
+def gpu_memory_bytes(index: int | None = 0) -> int | None:
+    """All memory of that GPU, used or not, or None."""
+    found, total = _gpu(index), ctypes.c_size_t()
+    if found is None or found[0].cuDeviceTotalMem_v2(ctypes.byref(total), found[1]):
+        return None
+    return total.value
+
+
 def gpu_count() -> int | None:
     """How many GPUs the NVIDIA driver offers to this process (CUDA_VISIBLE_DEVICES counts); None without a driver."""
     try:

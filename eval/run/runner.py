@@ -6,9 +6,7 @@ Must not know what a stage finds out, nor how it is shown. Imports no torch: the
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib.util
-import io
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from kbsub.adapters import environment
-from kbsub.adapters.candidate import cuda_source_of
-from kbsub.adapters.source import SourceError, read_limited
-from kbsub.adapters.task import Task
+from kbsub.adapters.candidate import asks_for_a_gpu, cuda_source_of
+from kbsub.adapters.task import BROKEN_REFERENCE, OFFICIAL_SIZE, Task, TaskError
 from kbsub.eval.process.isolated import MEMORY_LIMIT_VARIABLE, Outcome, Status, run_isolated
 from kbsub.eval.process.printable import shown_name
+from kbsub.eval.results.blindspots import known as known_blind_spots
 from kbsub.eval.results.model import (
     Baseline,
     Candidate,
@@ -36,12 +34,13 @@ from kbsub.eval.results.record import Environment
 from kbsub.eval.results.timing import Floors, Timing
 from kbsub.eval.run.machine_facts import display_path, memory_limit_bytes
 from kbsub.eval.run.shared import SHARES, SharedStages
+from kbsub.eval.run.sizes import Choice, RunSizes, sizes_for
+from kbsub.eval.run.source_text import read_source, read_with_digest
 from kbsub.eval.run.stage_values import is_environment, stage_problem
-from kbsub.eval.run.task_size import too_large
 from kbsub.eval.tasks.cell import cell_of
 from kbsub.eval.tasks.declarations import Declared, read_declared
 from kbsub.eval.verdicts.kind import VerdictKind
-from kbsub.eval.verdicts.register import ENDS_THE_ROW, HONEST, KINDS, OFFICIAL
+from kbsub.eval.verdicts.register import ENDS_THE_ROW, HONEST, KINDS, NOT_FAILED, OFFICIAL
 
 ENVIRONMENT_TARGET = "kbsub.adapters.environment:judge"
 
@@ -50,7 +49,8 @@ ENVIRONMENT_TARGET = "kbsub.adapters.environment:judge"
 class Plan:
     """What one invocation does. `kernelbench` is a verified checkout or None; `device` "cuda", "cuda:1" or "cpu".
 
-    `host_executor` lets the stages run CUDA candidates on the CPU; `full` asks for the official shape there.
+    `host_executor` lets the stages run CUDA candidates on the CPU. `size`: the size that every stage is to judge at
+    (but the official one on a GPU); "": the largest that fits, stage by stage.
     `declared`: what counts of the candidates' declarations; by default that of this repository's own files. It is read
     when the plan is made, so that nothing which runs later can change it.
     """
@@ -64,10 +64,10 @@ class Plan:
     kernelbench: Path | None
     timeout_s: float
     host_executor: bool = False
-    full: bool = False
+    size: str = ""
     gpu: str | None = None
     declared: Declared | None = None
-    too_large: Mapping[str, str] = field(default_factory=dict)  # stage -> why this machine cannot hold it
+    sizes: RunSizes | None = None  # found out when the run begins
 
     def __post_init__(self) -> None:
         if self.declared is None:
@@ -77,6 +77,13 @@ class Plan:
         """({contract, ...}, None); ({}, None) for a file of one's own; ({}, what is wrong with candidates.toml)."""
         assert self.declared is not None  # __post_init__ saw to that
         return self.declared.of(file), self.declared.wrong.get(file)
+
+    def choice(self, stage: VerdictKind, source: str) -> Choice:
+        """The size at which a stage judges the candidate of this text."""
+        if self.sizes is None:
+            return Choice(OFFICIAL_SIZE)
+        hosted = self.device == "cpu" and self.host_executor and cuda_source_of(source) == "CUDA_SOURCE"
+        return self.sizes.of(stage, hosted=hosted)
 
     def shares_a_child(self, file: Path) -> bool:
         """Whether the file may be run in one process with others: only this repository's own declared ones."""
@@ -99,6 +106,7 @@ class Row:
     environment: dict[str, Any] | None = None
     source: str = ""
     unreadable: str | None = None
+    sizes: dict[str, dict[str, Any]] = field(default_factory=dict)  # stage -> the size that it judged at
 
     @property
     def status(self) -> Status:
@@ -106,8 +114,22 @@ class Row:
 
     @property
     def failed(self) -> bool:
-        """Whether the row or one of its stages ended other than well or with an honest NOT_RUN."""
-        return self.status not in HONEST or any(outcome.status not in HONEST for outcome in self.outcomes.values())
+        """Whether the row or one of its stages ended other than well, with an honest NOT_RUN or NOT_CHECKED; or a
+        file that nothing is declared of has failed cases or findings."""
+        ends = [self.status, *(outcome.status for outcome in self.outcomes.values())]
+        return any(end not in NOT_FAILED for end in ends) or any(self.problems(name) for name in self.outcomes)
+
+    @property
+    def unchecked(self) -> bool:
+        """Whether one of its stages could ask nothing, or next to nothing."""
+        return any(outcome.status is Status.NOT_CHECKED for outcome in self.outcomes.values())
+
+    def problems(self, stage: str) -> list[str]:
+        """What a stage holds against a candidate that declares nothing, each "name: reason"."""
+        kind, found = KINDS[stage], self.fields.get(KINDS[stage].key)
+        if self.fields.get("contract") is not None or stage == OFFICIAL or not found:
+            return []
+        return kind.problems(kind.record.model_validate(found))
 
 
 Report = Callable[[Row, str, Mapping[str, Any]], None]  # (row, stage, progress event)
@@ -116,7 +138,8 @@ Report = Callable[[Row, str, Mapping[str, Any]], None]  # (row, stage, progress 
 def run(plan: Plan, out: Path, report: Report, finished: Callable[[Row], None]) -> tuple[list[Row], Result]:
     """Judge every candidate of the plan; returns the rows and the result as written to `out`.
 
-    Raises ResultError before anything is run when `out` holds something this run cannot be joined with.
+    Raises ResultError before anything is run when `out` holds something this run cannot be joined with, and TaskError
+    before the first row when the reference program itself does not run.
     """
     check_joinable(plan, out)
     check_writable(out)
@@ -126,7 +149,7 @@ def run(plan: Plan, out: Path, report: Report, finished: Callable[[Row], None]) 
     there = read_result(out) if out.exists() else None  # before any candidate can touch it
     own: set[str] = set()
     checkout = str(plan.kernelbench) if plan.kernelbench else None
-    plan = replace(plan, too_large=too_large(plan.task, plan.task_text, checkout, plan.device))
+    plan = replace(plan, sizes=sizes_for(plan.task, plan.task_text, checkout, plan.device, plan.size))
     commit = environment.project_commit()
     shared = SharedStages(
         functools.partial(_declared_payloads, plan), plan.stages, plan.timeout_s, _child_variables(plan)
@@ -135,6 +158,11 @@ def run(plan: Plan, out: Path, report: Report, finished: Callable[[Row], None]) 
         row = Row(file, row_key(file.stem, plan.precision), {})
         for name in plan.stages:
             outcome = run_stage(plan, row, KINDS[name], functools.partial(report, row, name), shared)
+            if any(words in outcome.message for words in BROKEN_REFERENCE):
+                raise TaskError(outcome.message)
+            if plan.device == "cpu" and outcome.status not in HONEST and asks_for_a_gpu(outcome.message):
+                words = f"needs an NVIDIA GPU ({outcome.message[:200]})"
+                outcome = Outcome(Status.NOT_RUN, None, words, outcome.log, outcome.seconds)
             _record(row, KINDS[name], outcome)
             known = row.environment if is_environment(row.environment) else known
             if known is None:
@@ -159,6 +187,8 @@ def check_joinable(plan: Plan, out: Path) -> None:
     """Raise ResultError when `out` exists and is no result of this task on this GPU."""
     if not out.exists():
         return
+    if not out.is_file():
+        raise ResultError(f"{out}: is no regular file, and is not replaced; write to another file with --out")
     there = read_result(out)
     if there.task.sha256 != plan.task.sha256 or there.task.provenance != plan.task.provenance:
         raise ResultError(
@@ -183,15 +213,19 @@ def run_stage(
     """
     declaration, wrong = plan.declaration_for(row.file)
     if not row.fields:
-        digest, row.source, row.unreadable = _read(row.file)
+        digest, row.source, row.unreadable = read_with_digest(row.file)
         row.fields = _blank_row(digest, plan.precision, declaration)
+        if spots := known_blind_spots(plan.task.slug, plan.task.provenance, plan.precision):
+            row.fields["blind_spots"] = spots
         if wrong:  # the candidate can be judged all the same; what it claims is unknown
             row.fields["declaration_error"] = wrong
     reason = _reason_not_to_run(plan, row, stage, row.source, declaration)
     if row.unreadable or reason:
         status = Status.COMPILE_ERROR if row.unreadable else Status.NOT_RUN
         return Outcome(status, None, row.unreadable or reason or "", "", 0.0)
-    payload = _payload(plan, row.file, row.source, declaration)
+    choice = plan.choice(stage, row.source)
+    row.sizes[stage.name] = choice.record()
+    payload = _payload(plan, row.file, row.source, declaration, choice)
     if shared is not None and stage.shared:
         return shared.outcome(stage.name, payload, on_progress)
     variables = _child_variables(plan)
@@ -201,7 +235,7 @@ def run_stage(
     )
 
 
-def _payload(plan: Plan, file: Path, source: str, declaration: Mapping[str, Any]) -> dict[str, Any]:
+def _payload(plan: Plan, file: Path, source: str, declaration: Mapping[str, Any], choice: Choice) -> dict[str, Any]:
     return {
         "candidate": shown_name(display_path(file)),
         "candidate_source": source,
@@ -214,7 +248,8 @@ def _payload(plan: Plan, file: Path, source: str, declaration: Mapping[str, Any]
         SHARES: plan.shares_a_child(file),
         "timeout_s": plan.timeout_s,
         "host_executor": plan.host_executor,
-        "full": plan.full,
+        "size": {"name": choice.name, "values": dict(choice.values)},
+        "full": plan.size == OFFICIAL_SIZE,
     }
 
 
@@ -238,26 +273,8 @@ def _declared_payloads(plan: Plan) -> list[dict[str, Any]]:
         declaration, _ = plan.declaration_for(file)
         if plan.shares_a_child(file) and not problem:
             if _reason_not_to_run(plan, Row(file, "", {}), shared, source, declaration) is None:
-                payloads.append(_payload(plan, file, source, declaration))
+                payloads.append(_payload(plan, file, source, declaration, plan.choice(shared, source)))
     return payloads
-
-
-def read_source(file: Path) -> tuple[str, str | None]:
-    """(text, None), or ("", what is wrong): a file that is no text is a row, not a failure of the run."""
-    return _read(file)[1:]
-
-
-def _read(file: Path) -> tuple[str, str, str | None]:
-    """(sha256, text, what is wrong) of one reading of the file."""
-    data = b""
-    try:
-        data = read_limited(file)
-        text, problem = io.TextIOWrapper(io.BytesIO(data), "utf-8").read(), None
-    except SourceError as error:  # the sha256 is then that of nothing: the file was not read
-        text, problem = "", str(error)
-    except (OSError, UnicodeDecodeError) as error:
-        text, problem = "", f"cannot be read as UTF-8 text: {error}"
-    return hashlib.sha256(data).hexdigest(), text, problem
 
 
 def _reason_not_to_run(
@@ -273,9 +290,8 @@ def _reason_not_to_run(
     if plan.device == "cpu" and needs and not (plan.host_executor and needs == "CUDA_SOURCE"):
         way_out = "; --device cpu runs its kernels on the host" if needs == "CUDA_SOURCE" else ""
         return f"needs an NVIDIA GPU ({needs}){way_out}"
-    small = plan.device == "cpu" and needs == "CUDA_SOURCE" and not plan.full  # then official is a small size, too
-    if stage.name in plan.too_large and not small:
-        return plan.too_large[stage.name]
+    if refused := plan.choice(stage, source).refused:
+        return refused
     if importlib.util.find_spec(stage.judge.partition(":")[0]) is None:
         return f"this version of kbsub has no {stage.name} stage"
     return None
@@ -300,6 +316,9 @@ def _record(row: Row, stage: VerdictKind, outcome: Outcome) -> None:
     if problem is not None:  # a judge's mistake, or words that a candidate put into its mouth, cost this stage alone
         words = f"the {stage.name} judge returned a malformed {stage.key}: {problem}"
         found, outcome = {}, replace(outcome, status=Status.RUNTIME_ERROR, value=None, message=words)
+    elif stage.name != OFFICIAL and outcome.status is Status.OK and found:
+        if why := stage.not_checked(stage.record.model_validate(found)):
+            outcome = replace(outcome, status=Status.NOT_CHECKED, message=why)
     # A judge that runs no line of the candidate says what its worker was confined by.
     confined = outcome.confined or found.get("confined")
     row.outcomes[stage.name] = outcome
@@ -309,6 +328,7 @@ def _record(row: Row, stage: VerdictKind, outcome: Outcome) -> None:
         "message": outcome.message,
         "seconds": round(outcome.seconds, 3),
         **({"confined": confined} if isinstance(confined, dict) else {}),
+        **({"size": row.sizes[stage.name]} if stage.name in row.sizes else {}),
         # The child's own words, where a person will want them.
         **({"log": outcome.log[-4000:]} if outcome.status not in HONEST else {}),
     }

@@ -14,7 +14,7 @@ from typing import Any
 
 from kbsub.eval.process.isolated import Outcome, Status
 from kbsub.eval.suite.batch import Finished, run_batch
-from kbsub.eval.suite.records import no_verdict
+from kbsub.eval.suite.records import ended_without, no_verdict
 
 SHARES = "shares_a_child"  # the payload key of a candidate that may be run beside others
 _OWN = (
@@ -50,7 +50,8 @@ class SharedStages:
         if stem not in self.found or self.sources[stem] != payload["candidate_source"]:
             batch = [payload]
             if payload.get(SHARES) and stem not in self.found:
-                batch += [each for each in self.neighbours() if each["stem"] != stem]
+                others = [each for each in self.neighbours() if each["stem"] not in (stem, *self.found)]
+                batch += [each for each in others if each.get("size") == payload.get("size")]
             common = {key: value for key, value in payload.items() if key not in _OWN}
             common["oracle_only"] = "stress" not in self.stages
             self.found |= run_batch(
@@ -69,8 +70,8 @@ def as_outcome(found: Finished, stage: str, seconds: float) -> Outcome:
     value = (found.stress if stage == "stress" else found.oracle) if found.rows else None
     status, message = found.status, found.message
     if status is Status.OK and value is None:
-        status, message = Status.NOT_RUN, "no case was run"
+        status, message = Status.NOT_CHECKED, "no case was run"
     elif status is Status.OK and (why := no_verdict(stage, found.rows)):
-        status, message = Status.NOT_RUN, why
+        status, message = ended_without(why), why
     log = found.log if found.status is not Status.OK or status is not Status.OK else ""
     return Outcome(status, value, message, log, seconds, found.facts.get("confined"))

@@ -22,7 +22,7 @@ class SaveWatch:
         self.seen: Stamp = ()
 
     def stamp(self) -> Stamp:
-        found = []
+        found: list[tuple[int, int] | None] = []
         for file in self.files:
             try:
                 facts = file.stat()

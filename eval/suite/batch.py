@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kbsub.eval.process.isolated import Outcome, Status, run_isolated
-from kbsub.eval.suite.records import no_verdict, oracle_record, stress_record
+from kbsub.eval.suite.records import ended_without, no_verdict, oracle_record, stress_record
 from kbsub.eval.tasks.cases import CLASSES, FAIL, Row
 
 TARGET = "kbsub.eval.suite.judge:judge_many"
@@ -26,7 +26,7 @@ Runner = Callable[..., Outcome]
 class Finished:
     """One candidate's share of a batch. status OK: every case has a row (its class says what became of it).
 
-    NOT_RUN with rows: they are no verdict (nothing was judged, or the reference refuses the task itself).
+    NOT_CHECKED: the rows are no verdict (next to nothing was judged, or the reference refuses the task itself).
     """
 
     stem: str
@@ -153,7 +153,7 @@ def _close(finished: dict[str, Finished], stems: Sequence[str], outcome: Outcome
             entry.message = value["failed"][stem]
         else:
             why = no_verdict("stress", entry.rows) if entry.rows else ""
-            entry.status, entry.message = (Status.NOT_RUN, why) if why else (Status.OK, "")
+            entry.status, entry.message = (ended_without(why), why) if why else (Status.OK, "")
 
 
 def _drop(entry: Finished, outcome: Outcome, status: Status) -> None:

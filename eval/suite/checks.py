@@ -6,6 +6,7 @@ Each takes a Scene and returns what is wrong in words, or None; NotApplicable wh
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,11 +14,16 @@ from typing import Any
 import torch
 
 from kbsub.adapters.refusal import reference_asked
+from kbsub.adapters.task import SEED
 from kbsub.eval.operators.compare.predicate import Comparison, compare, same_bits
+from kbsub.eval.operators.operator import Operator
 from kbsub.eval.remote.graphs import called, captured
 from kbsub.eval.remote.probes import behind_slow_work
 from kbsub.eval.suite.confined import Instance
 from kbsub.eval.suite.inputs import NotApplicable
+from kbsub.eval.suite.setting import forms_of, state_for
+
+CALLS_S = 10.0  # of after_1000_calls, where that many calls would take longer
 
 
 @dataclass
@@ -36,11 +42,25 @@ class Scene:
 
 def run(model: Any, inputs: list[Any]) -> Any:
     """One call under no_grad, finished when it returns, so that an asynchronous error belongs to this call."""
+    torch.manual_seed(SEED)  # both sides: a task that draws random numbers in forward draws the same
     with torch.no_grad():
-        output = model(*inputs)
+        output = as_one(model(*inputs))
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return output
+
+
+def as_one(value: Any) -> Any:
+    """An output as one float tensor: integers and bools in float64, the tensors of a tuple one after the other, flat.
+
+    Anything else as it is.
+    """
+    if isinstance(value, torch.Tensor):
+        return value if value.is_floating_point() or value.is_complex() else value.double()
+    if isinstance(value, (tuple, list)) and value and all(isinstance(each, torch.Tensor) for each in value):
+        flat = [as_one(each).reshape(-1) for each in value]
+        return torch.cat([each.to(flat[0].dtype) for each in flat]) if len(flat) > 1 else as_one(value[0])
+    return value
 
 
 def _of_reference(reference: torch.nn.Module, inputs: list[Any]) -> torch.Tensor:
@@ -87,6 +107,7 @@ def side_stream(scene: Scene) -> str | None:
         result = scene.model.on_side_stream(scene.inputs)
     else:
         result, _ = behind_slow_work(scene.model, scene.inputs, side=True)
+    result = as_one(result)
     problem = _differs(scene, scene.expected, result)
     return f"on a side stream the answer is wrong: {problem}" if problem else None
 
@@ -100,20 +121,18 @@ def graph_mutation(scene: Scene) -> str | None:
     scene.spoiled = True
     of_candidate = isinstance(scene.model, Instance)
     got, native = (_replayed_in_worker if of_candidate else _replayed_here)(scene, twin, held)
-    problem = _differs(scene, native, got)
+    problem = _differs(scene, native, as_one(got))
     return f"replayed after inputs and parameters changed in place: {problem}" if problem else None
 
 
 def _replayed_in_worker(scene: Scene, twin: torch.nn.Module, held: list[Any]) -> tuple[Any, torch.Tensor]:
-    """(the candidate's answer, the reference's); where the state dicts differ, only the inputs change."""
+    """(the candidate's answer, the reference's); where its parameters are not known, only the inputs change."""
     model = scene.model
-    forms = {key: shape for key, (_, shape) in model.remote.state_forms.items()}
-    shared = forms == {key: tuple(value.shape) for key, value in twin.state_dict().items()}
     model.capture(held)
     _change_inputs(held)
-    if shared and forms:  # the same places in the judge's memory, which the graph reads
+    if model.match is not None and model.match.keys:  # the same places in the judge's memory, which the graph reads
         _change_parameters(dict(twin.named_parameters()))
-        model.remote.load_state({key: value.detach() for key, value in twin.state_dict().items()}, bind=True)
+        model.remote.load_state(state_for(model.match, model.remote, twin.state_dict()), bind=True)
     return model.replay(held), _of_reference(twin, held)
 
 
@@ -154,9 +173,18 @@ def _change_parameters(named: Mapping[str, torch.Tensor]) -> None:
                 parameter.mul_(0.9)
 
 
+def _instance(scene: Scene) -> Instance:
+    if not isinstance(scene.model, Instance):
+        raise NotApplicable("asked of candidates only, in their own process")
+    return scene.model
+
+
 def after_1000_calls(scene: Scene) -> str | None:
     """New contents at the same addresses are answered rightly after `calls` calls on the old ones."""
     held = [each.clone() if isinstance(each, torch.Tensor) else each for each in scene.inputs]
+    started = time.monotonic()
+    run(scene.model, held)
+    scene.calls = min(scene.calls, max(3, int(CALLS_S / max(time.monotonic() - started, 1e-6))))
     if isinstance(scene.model, Instance):
         scene.model.repeat(held, scene.calls)
     else:
@@ -189,12 +217,44 @@ def others_keep_their_bits(
     return None, True
 
 
+def state(scene: Scene) -> str | None:
+    """What a call changes in the model itself: running statistics and other buffers, and no parameter."""
+    model = _instance(scene)
+    with reference_asked(NotApplicable):
+        twin = copy.deepcopy(scene.reference)
+    _, buffers = forms_of(twin)
+    before = {key: value.clone() for key, value in twin.state_dict().items()}
+    _of_reference(twin, scene.inputs)
+    after = twin.state_dict()
+    changed = [key for key in buffers if not same_bits(before[key], after[key])]
+    if model.match is None:
+        raise NotApplicable("which of the candidate's tensors are the reference's is not known")
+    if lost := [key for key in changed if key in model.match.lacking]:
+        return f"the reference's forward updates {', '.join(lost)}; the candidate keeps no such state"
+    if not before:
+        raise NotApplicable("the task's model has no state")
+    scene.spoiled = True
+    model.remote.load_state(state_for(model.match, model.remote, before))
+    run(model, scene.inputs)
+    found = model.remote.state()
+    for its, mine in model.match.keys.items():
+        got = found[its].reshape(after[mine].shape)
+        if not after[mine].is_floating_point():
+            if not bool((got.to(after[mine]) == after[mine]).all()):
+                return f"after a call its {its} is {got.tolist()}, the reference's {mine} {after[mine].tolist()}"
+        elif not close(after[mine], got):
+            what = "is not updated as" if mine in changed else "changes in a call, unlike"
+            return f"its {its} {what} the reference's {mine}: {compare(after[mine], got).describe()}"
+    return None
+
+
 CHECKS: dict[str, Callable[[Scene], str | None]] = {
     "run_twice": run_twice,
     "row_alone": row_alone,
     "side_stream": side_stream,
     "graph_mutation": graph_mutation,
     "after_1000_calls": after_1000_calls,
+    "state": state,
 }
 
 
@@ -218,3 +278,13 @@ def _need_cuda(scene: Scene) -> None:
 
 def _is_float(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def exactly_constant(operator: Operator, scene: Scene) -> str | None:
+    """Rows of one constant give what the operator says, exactly; NotApplicable where nothing is known."""
+    known = operator.of_constant_rows(scene.reference, scene.output)
+    if known is None:
+        raise NotApplicable("what a constant row gives is not known of the task's operator")
+    if bool((scene.output == known).all()):
+        return None
+    return f"a constant row must give exactly beta: {compare(known, scene.output, atol=0.0, rtol=0.0).describe()}"

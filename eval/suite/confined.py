@@ -12,12 +12,13 @@ from typing import Any, TypeVar
 
 import torch
 
-from kbsub.adapters.task import Task
+from kbsub.adapters.task import SEED, Task
 from kbsub.eval.process.cell import Cell, candidate_folder
 from kbsub.eval.process.isolated import Status
 from kbsub.eval.remote.model import CandidateRaised, RemoteError, RemoteModel, Reply, Worker, WorkerFailure
 from kbsub.eval.remote.values import ValueProblem
 from kbsub.eval.suite.inputs import NotApplicable
+from kbsub.eval.suite.matching import StateMatch
 
 MAX_FAILURES = 3  # of one candidate's process (one, when it is a timeout); its other cases are then lost
 START_S, CALL_S, MANY_CALLS_S, END_S = 600.0, 120.0, 300.0, 10.0
@@ -81,14 +82,16 @@ class Confined:
 
 
 class Instance:
-    """A ModelNew in a worker, called as a model is. `mutated`: indices of the inputs that its last call changed."""
+    """A ModelNew in a worker, called as a model is. `mutated`: indices of the inputs that its last call changed.
+    `match`: which of its tensors are the reference's, None where that is not known."""
 
     def __init__(self, remote: RemoteModel) -> None:
         self.remote = remote
+        self.match: StateMatch | None = None
         self.mutated: tuple[int, ...] = ()
 
     def __call__(self, *inputs: Any) -> Any:
-        return self._value(lambda: self.remote.call(inputs))
+        return self._value(lambda: self.remote.call(inputs, seed=SEED))
 
     def on_side_stream(self, inputs: list[Any]) -> Any:
         return self._value(lambda: self.remote.on_side_stream(inputs))

@@ -20,9 +20,9 @@ def make_inputs(entry: Input, templates: Sequence[Any], dtype: torch.dtype, devi
 
     `templates` give shapes and, for kind "official", values (uniform ones for a template on the meta device). Other
     tensors are cast to `dtype` too, integers included, as upstream does. Raises NotApplicable when there is no float
-    input, or when a value of the transform is not a finite number of `dtype`.
+    input to transform, or when a value of the transform is not a finite number of `dtype`.
     """
-    if not any(_is_float(each) for each in templates):
+    if entry.kind != "official" and not any(_is_float(each) for each in templates):
         raise NotApplicable("the task has no float input to transform")
     largest = max(abs(entry.scale), abs(entry.offset), abs(entry.value) if math.isfinite(entry.value) else 0.0)
     if largest > torch.finfo(dtype).max:
@@ -132,6 +132,11 @@ def set_parameters(model: torch.nn.Module, setting: Parameters) -> None:
             generator = torch.Generator(device=each.device).manual_seed(setting.seed + index)
             values = torch.randn(each.shape, generator=generator, device=each.device)
             each.copy_(values * setting.scale)
+
+
+def first_tensor(inputs: Sequence[Any]) -> int | None:
+    """The index of the first tensor among the inputs: the one that layouts and special values are of."""
+    return next((index for index, each in enumerate(inputs) if isinstance(each, torch.Tensor)), None)
 
 
 def _is_float(value: object) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,29 +18,30 @@ from typing import Any
 
 import torch
 
-from kbsub.adapters.candidate import CandidateError
+from kbsub.adapters.candidate import CandidateError, asks_for_a_gpu
 from kbsub.adapters.refusal import REFERENCE_REFUSES, modules_of
 from kbsub.adapters.refusal import short_error as _short
-from kbsub.adapters.task import Task, task_from_payload
+from kbsub.adapters.task import OFFICIAL_SIZE, Task, task_from_payload
 from kbsub.eval.operators.compare.oracle import error_of
 from kbsub.eval.operators.compare.predicate import PredicateError, compare, same_bits
-from kbsub.eval.operators.operator import Operator
 from kbsub.eval.process.isolated import JudgeFailure, Status, is_out_of_memory
 from kbsub.eval.remote.model import CandidateRaised, CandidateRefused, RemoteError, WorkerFailure
 from kbsub.eval.suite import checks
+from kbsub.eval.suite.applicable import applicable, without_parameters
 from kbsub.eval.suite.classes import Question, classify, oracle_facts, row_of
 from kbsub.eval.suite.confined import Instance, Lost
-from kbsub.eval.suite.inputs import NotApplicable, lay_out, special_place, values_of
+from kbsub.eval.suite.inputs import NotApplicable, first_tensor, lay_out, special_place, values_of
 from kbsub.eval.suite.models import Entrant, Workshop, entrant, is_modelled, task_cases
 from kbsub.eval.suite.questions import Broken, ask, still_usable
-from kbsub.eval.suite.records import no_verdict, oracle_record, stress_record
+from kbsub.eval.suite.records import NEEDS_GPU, ended_without, no_verdict, oracle_record, stress_record
 from kbsub.eval.tasks.cases import FAIL, NEARER, PASS, REFUSED, SKIPPED, Case, Row, select, suite
 
 Progress = Callable[[dict[str, Any]], None]
 
-CPU_ELEMENTS = 1 << 20  # larger cases are left to a GPU
+CPU_ELEMENTS = 1 << 20  # cases of a larger shape of their own are left to a GPU
 HOSTED_ELEMENTS = 1 << 17  # the same where every thread of a kernel is executed on the CPU
 HOSTED_CALLS = 20  # instead of 1,000
+SHARE_OF_TIME = 0.85  # of the child's time: what is not begun by then is skipped, and said
 
 
 @dataclass
@@ -49,6 +51,7 @@ class Options:
     strict: bool  # bit-identical contracts are held to the reference's bits (CUDA only: the CPU's order is another)
     max_elements: int  # 0: no limit
     calls: int = 1000
+    ends_at: float = math.inf  # by time.monotonic, after which no case is begun
     hosted: bool = False  # kernels are executed on the CPU: native is then the model of CUDA's order
 
 
@@ -68,7 +71,7 @@ def _one(section: str, payload: Mapping[str, Any], progress: Progress) -> dict[s
         raise JudgeFailure(Status(found["statuses"][stem]), message)
     record: dict[str, Any] = found[section][payload["stem"]]
     if why := no_verdict(section, found["stress"][payload["stem"]]["cases"]):
-        raise JudgeFailure(Status.NOT_RUN, why, record)
+        raise JudgeFailure(ended_without(why), why, record)
     return record
 
 
@@ -76,8 +79,8 @@ def judge_many(payload: Mapping[str, Any], progress: Progress) -> dict[str, Any]
     """Judge several entrants case by case: {"stress": {stem: record}, "oracle": {stem: {case: record}}, "failed": ...}.
 
     payload: task, precision, kernelbench, device as in the stage contract; candidates: a list of entrant payloads;
-    and optional: only (patterns of case names), oracle_only (just the cases of the error table), small (default: on
-    the CPU), full (no limit on elements on the CPU), done ({stem: [case names]} that need no second run).
+    and optional: size (of the task), only (patterns of case names), oracle_only (just the cases of the error table),
+    full (no limit on elements on the CPU), done ({stem: [case names]} that need no second run).
     host_executor: run the kernels of CUDA candidates on the CPU (eval/host_executor), on fewer and smaller cases.
     "failed" holds {stem: message} of the files that give no ModelNew. A candidate that leaves the CUDA context unusable
     ends the run as CRASHED; its row and all before it have been sent by then.
@@ -88,15 +91,15 @@ def judge_many(payload: Mapping[str, Any], progress: Progress) -> dict[str, Any]
         raise JudgeFailure(Status.NOT_RUN, "no CUDA device here; use --device cpu for small shapes")
     task = task_from_payload(payload)
     full = bool(payload.get("full"))
-    small = bool(payload.get("small", device.type == "cpu" and not full))
-    cases = suite(task_cases(task), small=small)
+    cases = suite(task_cases(task))
     if payload.get("oracle_only"):
         cases = [case for case in cases if case.oracle]
-    cases = select(cases, payload.get("only") or ())
     if device.type == "cuda":
         device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
         torch.cuda.set_device(device)
     modules_of(task)  # a reference program that does not run leaves nothing to judge, and no candidate to blame
+    asked = applicable(Workshop(task, device), cases)
+    cases = select(asked.cases, payload.get("only") or ())
     entrants, failed = _load([{**payload, **each} for each in payload["candidates"]], task, device)
     hosted = bool(payload.get("host_executor")) and any(who.hosted for who in entrants)
     limit = 0 if device.type == "cuda" or full else HOSTED_ELEMENTS if hosted else CPU_ELEMENTS
@@ -104,6 +107,7 @@ def judge_many(payload: Mapping[str, Any], progress: Progress) -> dict[str, Any]
         strict=device.type == "cuda",
         max_elements=int(payload.get("max_elements", limit)),
         calls=int(payload.get("calls", HOSTED_CALLS if hosted else 1000)),
+        ends_at=time.monotonic() + SHARE_OF_TIME * float(payload.get("timeout_s") or math.inf) * len(entrants),
         hosted=hosted,
     )
     declared = {str(each.get("stem")): each.get("declaration") or {} for each in payload["candidates"]}
@@ -119,6 +123,10 @@ def judge_many(payload: Mapping[str, Any], progress: Progress) -> dict[str, Any]
     done = {stem: set(names) for stem, names in (payload.get("done") or {}).items()}
     try:
         run_cases(task, device, entrants, cases, options, done, emit, progress)
+        unset = [who for who in entrants if who.found.parameters == ""]
+        if unset and not payload.get("oracle_only"):
+            more = select(without_parameters(asked.cases), payload.get("only") or ())
+            run_cases(task, device, unset, more, options, done, emit, progress)
     except Broken as error:
         raise JudgeFailure(Status.CRASHED, str(error)) from error
     finally:
@@ -128,10 +136,10 @@ def judge_many(payload: Mapping[str, Any], progress: Progress) -> dict[str, Any]
     facts = {
         "device": device.type,
         "precision": task.precision,
-        "shapes": "small" if small else "full",
+        "shapes": "full" if task.size == OFFICIAL_SIZE else task.size,
         "seconds": round(time.monotonic() - started, 3),
         "shared_by": len(entrants),
-        "complete": not payload.get("only") and not payload.get("oracle_only"),
+        "complete": task.size == OFFICIAL_SIZE and not payload.get("only") and not payload.get("oracle_only"),
         **(
             {"host_executor": True, "native": "eval/operators/layer_norm/order.py, the model of CUDA's order"}
             if hosted
@@ -139,9 +147,15 @@ def judge_many(payload: Mapping[str, Any], progress: Progress) -> dict[str, Any]
         ),
     }
     judge_peak = torch.cuda.max_memory_allocated(device) - base if device.type == "cuda" else None
-    confined = {who.stem: {**who.confined.record(), **_peaks(who, judge_peak)} for who in entrants if who.confined}
+    confined = {
+        who.stem: {**who.confined.record(), **who.found.record(), **_peaks(who, judge_peak)}
+        for who in entrants
+        if who.confined
+    }
     if judge_peak is not None:
         facts["peak_extra_bytes"] = judge_peak  # of the judge alone, for a baseline; others have theirs in `confined`
+    if asked.left_out:
+        facts["left_out"] = dict(asked.left_out)
     return {
         "stress": {
             stem: stress_record(each, {**facts, **confined.get(stem, {})}, declared.get(stem))
@@ -171,13 +185,11 @@ def _load(
     return entrants, failed
 
 
-def error_table(
-    task: Task, device: torch.device, entrants: Sequence[Entrant], *, small: bool = False
-) -> dict[str, dict[str, Any]]:
+def error_table(task: Task, device: torch.device, entrants: Sequence[Entrant]) -> dict[str, dict[str, Any]]:
     """{stem: {case: record}} over the cases of the error table, in this process; for callables of one's own."""
-    cases = [case for case in suite(task_cases(task), small=small) if case.oracle]
+    cases = [case for case in suite(task_cases(task)) if case.oracle]
     rows: dict[str, list[Row]] = {who.stem: [] for who in entrants}
-    options = Options(strict=False, max_elements=CPU_ELEMENTS if small else 0)
+    options = Options(strict=False, max_elements=0 if device.type == "cuda" else CPU_ELEMENTS)
     run_cases(task, device, entrants, cases, options, {}, lambda who, row, _: rows[who.stem].append(row))
     return {stem: oracle_record(each) for stem, each in rows.items()}
 
@@ -219,7 +231,8 @@ def run_cases(
             if not pending:
                 continue
             try:
-                question = ask(shop, case, options.max_elements)
+                late = time.monotonic() > options.ends_at
+                question = "no time was left" if late else ask(shop, case, options.max_elements)
             except Broken as error:
                 for who in pending:
                     emit(who, row_of(case, SKIPPED, f"{REFERENCE_REFUSES}: {error}"), index)
@@ -278,8 +291,8 @@ def _attempt(
         if key not in models:
             models[key] = shop.build(who, question.reference, case)
         given = list(question.inputs)
-        if isinstance(given[0], torch.Tensor):
-            given[0] = lay_out(given[0], case.layout)
+        if (lead := first_tensor(given)) is not None:
+            given[lead] = lay_out(given[lead], case.layout)
         output = checks.run(models[key], given)
         return _judge_output(shop, who, question, models, key, given, pristine, output, options)
     except NotApplicable as why:
@@ -295,6 +308,8 @@ def _attempt(
             del models[gone]
         return row_of(case, FAIL, f"{str(error.status).lower().replace('_', ' ')}: {error.message}")
     except CandidateRaised as error:
+        if shop.device.type == "cpu" and asks_for_a_gpu(error.message):
+            return row_of(case, SKIPPED, f"{NEEDS_GPU} ({_brief(error)[:200]})")
         refusal = isinstance(error, CandidateRefused) and error.type_name != "ValueProblem"
         if not refusal:
             models.pop(key, None)
@@ -335,18 +350,21 @@ def _judge_output(
 ) -> Row:
     case = question.case
     if not isinstance(output, torch.Tensor):
-        return row_of(case, FAIL, f"returned {type(output).__name__}, not a tensor")
+        return row_of(case, FAIL, f"returned {type(output).__name__}, not a tensor as the reference does")
     comparison = compare(question.expected, output)
     error = error_of(question.truth, output) if question.truth is not None else None
     comparable = options.strict or (who.hosted and is_modelled(question.reference))
     strict = comparable and who.contract == "bit-identical"
-    class_, reason = classify(question, comparison, error, strict=strict, accurate=who.accurate)
+    class_, reason = classify(
+        question, comparison, error, strict=strict, accurate=who.accurate, undeclared=not who.contract
+    )
     facts: Row = {"native": comparison.to_json(), **oracle_facts(question, error)}
-    kept = values_of(pristine[0], case.layout) if isinstance(pristine[0], torch.Tensor) else pristine[0]
     told = models[key].mutated if isinstance(models[key], Instance) else ()
     if told:
         return row_of(case, FAIL, f"changed its input {told[0]}", **facts)
-    for index, (held, original) in enumerate(zip(given, [kept, *pristine[1:]], strict=True)):
+    lead = first_tensor(given)
+    for index, (held, kept) in enumerate(zip(given, pristine, strict=True)):
+        original = values_of(kept, case.layout) if index == lead else kept
         if isinstance(held, torch.Tensor) and not same_bits(held.contiguous(), original, any_nan=False):
             return row_of(case, FAIL, f"changed its input {index}", **facts)
     scene = checks.Scene(question.reference, models[key], given, question.expected, output, strict, options.calls)
@@ -367,22 +385,12 @@ def _further(shop: Workshop, scene: checks.Scene, question: Question, facts: Row
             facts["calls"] = scene.calls
         return checks.CHECKS[case.check](scene)
     if case.expect == "beta":
-        return _exactly_constant(shop.operator, scene)
+        return checks.exactly_constant(shop.operator, scene)
     if question.clean is not None:
-        rows = scene.expected.shape[0]
-        row, _ = special_place(rows, 1)
+        row, _ = special_place(scene.expected.shape[0] if scene.expected.dim() else 1, 1)
         problem, facts["other_rows_asked"] = checks.others_keep_their_bits(scene, *question.clean, row)
         return problem
     if not scene.output.numel() and scene.output.is_cuda:
         total = float(torch.ones(8, device=scene.output.device).sum())  # raises after an illegal launch
         return None if total == 8.0 else "an unrelated CUDA op is wrong after the empty batch"
     return None
-
-
-def _exactly_constant(operator: Operator, scene: checks.Scene) -> str | None:
-    known = operator.of_constant_rows(scene.reference, scene.output)
-    if known is None:
-        raise NotApplicable("what a constant row gives is not known of the task's operator")
-    if bool((scene.output == known).all()):
-        return None
-    return f"a constant row must give exactly beta: {compare(known, scene.output, atol=0.0, rtol=0.0).describe()}"

@@ -6,8 +6,8 @@ candidate that overrides the task's globals changes only its own copy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,9 +15,9 @@ import torch
 from kbsub.adapters.candidate import CandidateError, cuda_source_of
 from kbsub.adapters.task import SEED, Task
 from kbsub.eval.operators.register import operator_of
-from kbsub.eval.remote.model import RemoteModel
 from kbsub.eval.suite.confined import Confined, Instance
 from kbsub.eval.suite.inputs import NotApplicable, make_inputs, misaligned, set_parameters
+from kbsub.eval.suite.setting import PARAMETERS_NOT_SET, HowSet, match_of, set_eps, set_remote_eps, state_for, with_eps
 from kbsub.eval.tasks.cases import OWN_EPS, Case, CaseShape, TaskCases, load_task_cases
 from kbsub.eval.tasks.folder import submissions_folder
 
@@ -38,6 +38,7 @@ class Entrant:
     build: Build | None = None
     hosted: bool = False  # its kernels are executed on the CPU
     confined: Confined | None = None
+    found: HowSet = field(default_factory=HowSet)  # how its parameters and eps are set
 
 
 BASELINES: dict[str, Build] = {
@@ -94,6 +95,8 @@ class Workshop:
         self.operator = operator_of(task)
         self._own_inputs: list[Any] = []
         self._reference: tuple[Any, torch.nn.Module | None] = (None, None)  # the last one built
+        self._initial: dict[str, torch.Tensor] = {}  # its state as constructed
+        self._own_eps: dict[str, float] = {}  # its eps before they were set; {} where they are its own
 
     def init(self, shape: CaseShape) -> tuple[Any, ...]:
         """Constructor arguments, cast as upstream casts them."""
@@ -118,9 +121,9 @@ class Workshop:
         arguments = self.init(case.shape)
         torch.manual_seed(SEED)  # after init, before the constructor: the same draw as the candidate's
         model: torch.nn.Module = self._place(self.modules.Model(*arguments))
+        self._initial = {key: value.clone() for key, value in model.state_dict().items()}
         set_parameters(model, case.parameters)
-        for path in eps_paths(model, case.eps):
-            vars(model.get_submodule(path))["eps"] = case.eps
+        self._own_eps = set_eps(model, case.eps) if case.eps != OWN_EPS else {}
         model.requires_grad_(False)
         ordered = self.operator.in_cuda_order(model) if self.cuda_order else None
         if ordered is not None:
@@ -128,27 +131,30 @@ class Workshop:
         return model
 
     def build(self, who: Entrant, reference: torch.nn.Module, case: Case) -> Any:
-        """The entrant's callable, same parameters and eps. Raises NotApplicable, or what its constructor raises."""
+        """The entrant's callable, same parameters and eps. Raises NotApplicable, or what its constructor raises.
+
+        `reference`: the one of this case, the last that `reference` gave.
+        """
         arguments = self.init(case.shape)
         if who.confined is None:
             assert who.build is not None
             torch.manual_seed(SEED)
             with torch.no_grad():
                 return who.build(reference, arguments)
-        model = who.confined.start().construct(arguments)
+        given = with_eps(arguments, self._own_eps, case.eps) if self._own_eps else arguments
+        model = who.confined.start().construct(given)
+        instance = Instance(model)
         try:
-            self._set(model, reference, case)
+            instance.match = match_of(model, reference, self._initial)
+            load_parameters(instance, reference, case, who.found)
+            if self._own_eps:
+                who.found.eps = ""
+                by_argument = given != arguments
+                who.found.eps = set_remote_eps(model, self._own_eps, case.eps, by_argument=by_argument)
         except NotApplicable:
             model.drop()
             raise
-        return Instance(model)
-
-    def _set(self, model: RemoteModel, reference: torch.nn.Module, case: Case) -> None:
-        load_parameters(model, reference, case)
-        for path in eps_paths(reference, case.eps):
-            name = f"{path}.eps" if path else "eps"
-            if not model.set_attribute(name, case.eps):
-                raise NotApplicable(f"the candidate has no {name} to set")
+        return instance
 
     def _place(self, model: Any) -> Any:
         return model.to(device=self.device, dtype=self.dtype)
@@ -158,20 +164,21 @@ class Workshop:
         if case.shape.inputs:
             templates: Sequence[Any] = [torch.empty(shape, device="meta") for shape in case.shape.inputs]
         else:
-            templates = self._official()
+            templates = self.official()
         return make_inputs(case.input, templates, self.dtype, self.device)
 
-    def _official(self) -> list[Any]:
+    def official(self) -> list[Any]:
+        """The task's own inputs at its size, as get_inputs gives them."""
         if not self._own_inputs:
-            torch.manual_seed(100)  # the seed that stands in the case table; made on the CPU, as upstream does
-            self._own_inputs = list(self.modules.get_inputs())
+            torch.manual_seed(100)  # the seed that stands in the case table
+            self._own_inputs = self.modules.inputs_on(self.device)
         return self._own_inputs
 
     def elements(self, case: Case) -> int:
         """Elements of all inputs together."""
         if case.shape.inputs:
             return case.shape.elements
-        return sum(each.numel() for each in self._official() if isinstance(each, torch.Tensor))
+        return sum(each.numel() for each in self.official() if isinstance(each, torch.Tensor))
 
 
 def is_modelled(reference: torch.nn.Module) -> bool:
@@ -179,45 +186,41 @@ def is_modelled(reference: torch.nn.Module) -> bool:
     return "forward" in vars(reference)
 
 
-def eps_paths(reference: torch.nn.Module, eps: float) -> list[str]:
-    """Paths of the submodules with a float eps. Raises NotApplicable when there is none but eps is not the default."""
-    paths = [path for path, module in reference.named_modules() if isinstance(vars(module).get("eps"), float)]
-    if not paths and eps != OWN_EPS:
-        raise NotApplicable("the task's model has no eps")
-    return paths
+def load_parameters(instance: Instance, reference: torch.nn.Module, case: Case, found: HowSet) -> None:
+    """Give a candidate the reference's parameters and buffers, by key, by order and shape, or by shape.
 
-
-def load_parameters(model: RemoteModel, reference: torch.nn.Module, case: Case) -> None:
-    """Give a candidate the reference's parameters, when the state dicts have the same keys and shapes.
-
-    Otherwise NotApplicable, except for the initial ones: the same seed came before both constructors. Where the case
-    misaligns or changes parameters, the candidate's become views of memory that the judge writes.
+    Where none of these fits, NotApplicable, except for the initial ones: the same seed came before both constructors.
+    Where the case misaligns or changes parameters, the candidate's become views of memory that the judge writes.
     """
-    theirs = {key: value.detach() for key, value in reference.state_dict().items()}
-    mine = {key: shape for key, (_, shape) in model.state_forms.items()}
-    same = mine == {key: tuple(value.shape) for key, value in theirs.items()}
+    model, match = instance.remote, instance.match
+    state = reference.state_dict()
+    if not state:
+        return
+    found.parameters = match.how if match is not None else ""
+    if match is None:
+        if case.parameters.kind == "initial" and case.layout == "misaligned_parameters":
+            own = model.state()  # of its own names, as constructed
+            model.load_state(
+                {key: misaligned(each) if each.is_floating_point() else each for key, each in own.items()}, bind=True
+            )
+        if case.parameters.kind != "initial":
+            raise NotApplicable(
+                f"{PARAMETERS_NOT_SET}: the reference's state dict has {_listed(state)}, "
+                f"the candidate's {_listed(model.state_forms)}, and neither names, order nor shapes agree"
+            )
+        return
+    theirs = state_for(match, model, state)
     if case.layout == "misaligned_parameters":
-        own = theirs if same else _own_parameters(model, case, theirs)
-        floats = [key for key, value in own.items() if value.is_floating_point()]
+        floats = [key for key, value in theirs.items() if value.is_floating_point()]
         if not floats:
-            raise NotApplicable("the candidate has no float parameters")
-        model.load_state({key: misaligned(own[key]) if key in floats else own[key] for key in own}, bind=True)
-    elif same:
-        if theirs:
-            model.load_state(theirs, bind=case.check == "graph_mutation")
-    else:
-        _require_initial(case, theirs, mine)
+            raise NotApplicable("the candidate has no float parameters of the reference's")
+        theirs = {key: misaligned(value) if key in floats else value for key, value in theirs.items()}
+        model.load_state(theirs, bind=True)
+    elif theirs:
+        model.load_state(theirs, bind=case.check == "graph_mutation")
 
 
-def _own_parameters(model: RemoteModel, case: Case, theirs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """A candidate's own initial parameters and buffers, where they are not named as the reference's."""
-    _require_initial(case, theirs, model.state_forms)
-    return model.state()
-
-
-def _require_initial(case: Case, theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
-    if case.parameters.kind != "initial":
-        raise NotApplicable(
-            f"its parameters cannot be set: the reference's state dict has {', '.join(theirs) or 'no key'}, "
-            f"the candidate's {', '.join(mine) or 'none'}, or shapes differ"
-        )
+def _listed(names: Iterable[str]) -> str:
+    """The first names of a state dict."""
+    names = list(names)
+    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "") if names else "no key"

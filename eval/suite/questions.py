@@ -10,10 +10,11 @@ from typing import Any
 import torch
 
 from kbsub.adapters.refusal import reference_asked, short_error
+from kbsub.adapters.task import SEED
 from kbsub.eval.operators.compare.oracle import ErrorOf, OracleError, Truth, error_of
 from kbsub.eval.suite import checks
 from kbsub.eval.suite.classes import Question
-from kbsub.eval.suite.inputs import NotApplicable, values_of
+from kbsub.eval.suite.inputs import NotApplicable, first_tensor, values_of
 from kbsub.eval.suite.models import Workshop
 from kbsub.eval.tasks.cases import Case
 
@@ -30,16 +31,25 @@ def ask(shop: Workshop, case: Case, max_elements: int) -> Question | str:
     try:
         with reference_asked(NotApplicable):
             elements = shop.elements(case)
-        if max_elements and elements > max_elements:
-            return f"{elements} elements: left to a GPU (or --full)"
+        if case.shape.inputs and max_elements and elements > max_elements:
+            return f"{elements} elements: left to a GPU (or --size official)"
         with reference_asked(NotApplicable):
             reference = shop.reference(case)
             inputs = shop.inputs(case)
-            inputs[0] = values_of(inputs[0], case.layout) if isinstance(inputs[0], torch.Tensor) else inputs[0]
+            if (lead := first_tensor(inputs)) is not None:
+                inputs[lead] = values_of(inputs[lead], case.layout)
+            elif case.layout not in ("contiguous", "misaligned_parameters"):
+                return "the task has no tensor among its inputs"
             expected = checks.run(reference, inputs)
+            drew = _drew(shop.device)
         if not isinstance(expected, torch.Tensor) or not expected.is_floating_point():
-            return "the reference does not return one float tensor"
-        truth, error, no_truth = _truth(shop, reference, inputs, expected)
+            return f"the reference returns {type(expected).__name__}, no tensors that can be compared"
+        if drew and case.layout != "contiguous":
+            return "the reference draws random numbers in forward, in the order of memory"
+        if drew:
+            truth, error, no_truth = None, None, "the reference draws random numbers in forward"
+        else:
+            truth, error, no_truth = _truth(shop, reference, inputs, expected)
         with reference_asked(NotApplicable):
             clean = _clean(case, reference, inputs)
     except NotApplicable as why:
@@ -47,6 +57,14 @@ def ask(shop: Workshop, case: Case, max_elements: int) -> Question | str:
             still_usable(shop.device, why.__cause__)
         return str(why)
     return Question(case, reference, inputs, expected, truth, no_truth, error, clean)
+
+
+def _drew(device: torch.device) -> bool:
+    """Whether the call before, which began at a seed, drew random numbers of the device."""
+    states = [torch.get_rng_state()] + ([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])
+    torch.manual_seed(SEED)
+    fresh = [torch.get_rng_state()] + ([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])
+    return any(not torch.equal(one, other) for one, other in zip(states, fresh, strict=True))
 
 
 def _truth(

@@ -5,13 +5,15 @@ Plain dicts in, plain dicts out; no torch, so that a parent process, the gate an
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
 from kbsub.adapters.refusal import REFERENCE_REFUSES
 from kbsub.adapters.task import PRECISIONS
-from kbsub.eval.tasks.cases import APART, CLASSES, FAIL, NEARER, OFFICIAL_CASE, PASS, REFUSED, SKIPPED, Row
+from kbsub.eval.process.isolated import Status
+from kbsub.eval.tasks.cases import APART, CLASSES, EPS_NOT_SET, FAIL, NEARER, OFFICIAL_CASE, PASS, REFUSED, SKIPPED, Row
 
 
 def stress_record(
@@ -53,19 +55,35 @@ def oracle_record(rows: Sequence[Row]) -> dict[str, Any]:
     return {row["name"]: row["oracle"] for row in rows if row.get("in_error_table") and "oracle" in row}
 
 
+NEEDS_GPU = "needs an NVIDIA GPU"  # the reason of a case that a candidate could not be asked on a CPU begins so
+
+
+def ended_without(why: str) -> Status:
+    """The status of a run that is no verdict, by the words of `no_verdict`."""
+    return Status.NOT_RUN if NEEDS_GPU in why else Status.NOT_CHECKED
+
+
 def no_verdict(section: str, rows: Sequence[Row]) -> str:
     """Why these rows are no verdict of `section` ("stress" or "oracle"), in words; "" where they are one.
 
-    A stage that judged nothing is not OK, nor is one whose reference refuses the task as it is.
+    A stage that judged nothing or less than half of its cases is not OK, nor is one whose reference refuses the task as
+    it is. What an eps decides is not counted for a candidate whose eps cannot be set. A failed case is a verdict.
     """
     for row in rows:
         reason = str(row.get("reason", ""))
         if row["name"] == OFFICIAL_CASE and row["class"] == SKIPPED and reason.startswith(REFERENCE_REFUSES):
             return f"{row['name']}: {reason}"
     judged = [row for row in rows if row["class"] != SKIPPED]
+    if any(row["class"] == FAIL for row in judged):
+        return ""
     if not judged:
         first = f", the first: {rows[0]['name']}: {rows[0].get('reason', 'no reason given')}" if rows else ""
         return f"no case was judged: {len(rows)} skipped{first}"
+    skipped = [row for row in rows if row["class"] == SKIPPED]
+    skipped = [row for row in skipped if not str(row.get("reason", "")).startswith(EPS_NOT_SET)]
+    if len(skipped) > len(judged):
+        (reason, count), *_ = Counter(str(row.get("reason", "no reason given")) for row in skipped).most_common(1)
+        return f"{len(skipped)} of {len(judged) + len(skipped)} cases were not asked, {count} of them: {reason}"
     if section == "oracle" and not oracle_record(rows):
         why = judged[0].get("no_oracle") or judged[0].get("reason", "no reason given")
         return f"no case could be compared with a float64 answer, the first: {judged[0]['name']}: {why}"

@@ -31,7 +31,8 @@ APART = "apart"  # float64 rstd above the largest fp32 number: no accuracy is pr
 Row = dict[str, Any]  # one entrant on one case, as a result file holds it
 CLASSES = (PASS, NEARER, APART, FAIL, REFUSED, SKIPPED)
 
-OWN_EPS = 1e-5  # torch's default; the one eps case that still runs for a model without an eps
+OWN_EPS = 1e-5  # torch's default, and the name of the task's own eps, whatever it is: nothing is set then
+EPS_NOT_SET = "its eps cannot be set"  # the reason of a skipped case begins so
 EPS = (OWN_EPS, 0.0, 1e-3)
 OFFICIAL_CASE = f"official/initial/eps{OWN_EPS:g}"  # the task as it is: a reference that refuses this answers nothing
 
@@ -102,7 +103,7 @@ PARAMETERS = {
 }
 
 LAYOUTS = ("misaligned", "transposed", "strided", "expanded", "misaligned_parameters")
-CHECKS = ("run_twice", "row_alone", "side_stream", "graph_mutation", "after_1000_calls")
+CHECKS = ("run_twice", "row_alone", "side_stream", "graph_mutation", "after_1000_calls", "state")
 
 
 @dataclass(frozen=True)
@@ -151,31 +152,26 @@ class CaseFileError(ValueError):
 
 @dataclass(frozen=True)
 class TaskCases:
-    """What a task folder adds: `small` replaces the task's own shape on machines without a GPU."""
+    """What a task folder adds."""
 
-    small: CaseShape | None = None
     cases: tuple[Case, ...] = ()
 
 
-def suite(task_cases: TaskCases | None = None, *, small: bool = False) -> list[Case]:
-    """Every case, in the order it runs: cases that share shape, parameters and eps stand together.
-
-    `small`: the task's own shape is replaced by the folder's small one.
-    """
+def suite(task_cases: TaskCases | None = None) -> list[Case]:
+    """Every case, in the order it runs: cases that share shape, parameters and eps stand together."""
     task_cases = task_cases or TaskCases()
-    base = task_cases.small if small and task_cases.small else CaseShape()
     cases = []
     for parameters in PARAMETERS:
         for eps in EPS:
             narrow = eps == OWN_EPS and parameters in ("initial", "random")
             for entry in INPUTS:
                 if entry.wide or narrow:
-                    cases.append(_case(entry, parameters, eps, shape=base, oracle=entry.oracle and narrow))
+                    cases.append(_case(entry, parameters, eps, oracle=entry.oracle and narrow))
     for layout in LAYOUTS:
         named = f"layout_{layout}/normal/random"
-        cases.append(_case(INPUT["normal"], name=named, shape=base, layout=layout, may_refuse=True))
+        cases.append(_case(INPUT["normal"], name=named, layout=layout, may_refuse=True))
     for check in CHECKS:
-        cases.append(_case(INPUT["normal"], name=f"{check}/normal/random", shape=base, check=check))
+        cases.append(_case(INPUT["normal"], name=f"{check}/normal/random", check=check))
     return cases + list(task_cases.cases)
 
 
@@ -190,7 +186,7 @@ def select(cases: Sequence[Case], patterns: Sequence[str]) -> list[Case]:
 def load_task_cases(folder: Path | None) -> TaskCases:
     """Read the cases.toml of a task's folder; no folder or no such file adds nothing. Raises CaseFileError.
 
-    [small] inputs = [[...]], init = [...]. [[shape]] name, inputs, init, and with = [input names] (default normal).
+    [[shape]] name, inputs, init, and with = [input names] (default normal).
     [[case]] name, inputs, init (or neither: the task's own shape), and any of: input = "name" or a table with kind and
     numbers, parameters, eps, layout, check, may_refuse, expect.
     """
@@ -201,20 +197,19 @@ def load_task_cases(folder: Path | None) -> TaskCases:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise CaseFileError(f"{path.name}: not TOML: {error}") from error
-    unknown = set(content) - {"small", "shape", "case"}
+    unknown = set(content) - {"shape", "case"}
     if unknown:
-        raise CaseFileError(f"{path.name}: unknown table {sorted(unknown)[0]!r}; known are small, shape and case")
+        raise CaseFileError(f"{path.name}: unknown table {sorted(unknown)[0]!r}; known are shape and case")
     try:
         cases = [case for entry in content.get("shape", []) for case in _shape_cases(entry)]
         cases += [_own_case(entry) for entry in content.get("case", [])]
-        small = _shape("small", content["small"]) if "small" in content else None
     except (KeyError, TypeError, ValueError) as error:
         raise CaseFileError(f"{path.name}: {error}") from error
     names = [case.name for case in cases]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice:
         raise CaseFileError(f"{path.name}: two cases are called {twice!r}; give each a name of its own")
-    return TaskCases(small, tuple(cases))
+    return TaskCases(tuple(cases))
 
 
 def _shape(name: str, entry: Mapping[str, Any]) -> CaseShape:

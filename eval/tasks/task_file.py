@@ -19,12 +19,13 @@ TASK_FILE = "task.toml"
 class Sizes(BaseModel):
     """Sizes of the task other than its own, each as new values for integers that the reference program defines.
 
-    small: for a CPU and the host executor. {}: not known.
+    check: about 512 MB in all; small: for a CPU and the host executor. {}: as written; None: not stated.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    small: dict[str, int] = Field(default_factory=dict)
+    check: dict[str, int] | None = None
+    small: dict[str, int] | None = None
 
 
 class TaskFile(BaseModel):

@@ -71,6 +71,11 @@ class VerdictKind:
     child judges all declared candidates of a run. speaks_of_cuda: a declaration says what the library's CUDA kernels
     give, so that a library call on a CPU can break no promise.
     runs_candidate: the judge's own process executes the candidate, so it is started in the candidate's cell.
+    problems: what a record of it holds against a candidate that declares nothing, one "name: reason" each; the first
+    are shown, and such a row fails its run. not_checked: why a record is no verdict (next to nothing was asked), or "".
+    as_written: on a GPU it judges the task as it is written, whatever --size says.
+    few_calls: it calls a candidate a dozen times, not hundreds, so that a larger size of the task ends in time.
+    own_shapes: a task's declared operator brings shapes of its own to it on a CPU.
     """
 
     name: str
@@ -86,6 +91,11 @@ class VerdictKind:
     own_ending: bool = False
     speaks_of_cuda: bool = False
     runs_candidate: bool = False
+    problems: Callable[[Any], list[str]] = lambda record: []
+    not_checked: Callable[[Any], str] = lambda record: ""
+    as_written: bool = False
+    few_calls: bool = False
+    own_shapes: bool = False
     key: str = field(init=False)
 
     def __post_init__(self) -> None:

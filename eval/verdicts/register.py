@@ -21,6 +21,7 @@ OFFICIAL = "official"  # the one kind that decides a row's status
 ENDS_THE_ROW = (Status.COMPILE_ERROR, Status.TIMEOUT, Status.CRASHED)
 # The row, or one of its judges, did what was asked of it, or could not be asked here and says why.
 HONEST = (Status.OK, Status.NOT_RUN)
+NOT_FAILED = (*HONEST, Status.NOT_CHECKED)
 
 
 def _discovered() -> dict[str, VerdictKind]:

@@ -243,7 +243,9 @@ def test_a_place_that_cannot_be_written_is_said_before_anything_runs(folder: Pat
     assert code == 2 and "cannot be written" in output and "good_first" not in output, output
 
 
-@pytest.mark.parametrize("option", [("--only", "official"), ("--out", "x.json"), ("--full",)], ids=lambda o: o[0])
+@pytest.mark.parametrize(
+    "option", [("--only", "official"), ("--out", "x.json"), ("--size", "small")], ids=lambda o: o[0]
+)
 def test_an_option_that_a_run_folder_has_no_use_for_is_refused(tmp_path: Path, option: tuple[str, ...]) -> None:
     (tmp_path / "level_1_problem_40_sample_0_kernel.py").write_text("")
     code, output = invoke(str(tmp_path), *option)

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from kbsub.eval.cli import app
 from kbsub.eval.commands import measure
-from kbsub.eval.measure import project
+from kbsub.eval.run import project
 
 NAMES = ("error_table", "golden", "resources", "sanitizer", "tokens", "twins", "wall_time")
 

@@ -13,12 +13,13 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from kbsub.adapters import checkout
+from kbsub.adapters.task import load_local_task
 from kbsub.eval.process.isolated import Outcome, Status
 from kbsub.eval.report import plots
 from kbsub.eval.report.console import PlainConsole
 from kbsub.eval.report.tables import Table
 from kbsub.eval.report.terminal import explanations
-from kbsub.eval.run.runner import Row
+from kbsub.eval.run.runner import Plan, Row
 from support.paths import TESTS
 
 REFERENCE = TESTS / "support" / "small_layer_norm_task" / "reference.py"
@@ -185,3 +186,10 @@ def test_the_variable_is_left_to_the_caller(monkeypatch):
     monkeypatch.setenv("MPLBACKEND", "TkAgg")
     plots._matplotlib()
     assert os.environ["MPLBACKEND"] == "TkAgg"
+
+
+def test_the_command_to_copy_repeats_the_task_and_the_device(tmp_path):
+    row = Row(tmp_path / "a b.py", "x", {}, {"stress": Outcome(Status.CRASHED, None, "died", "", 3.0)})
+    task = load_local_task(TESTS / "support" / "small_layer_norm_task" / "reference.py")
+    plan = Plan(task, "my task.py", (), ("stress",), "fp32", "cuda:1", None, 1.0)
+    assert "--task 'my task.py' --device cuda:1 --only stress" in explanations([row], plan)[0]

@@ -11,11 +11,12 @@ from kbsub.eval.process.isolated import Outcome, Status
 from kbsub.eval.run import shared as shared_stages
 from kbsub.eval.run.shared import SHARES, SharedStages
 from kbsub.eval.suite.batch import MAX_CRASHES, Finished, run_batch
+from support.sizes import SMALL_LEVEL1_40
 from support.stress_stand_ins import NATIVE, RIGHT, source
 
 pytestmark = pytest.mark.usefixtures("warm_children")
 
-COMMON = {"task": "level1_40", "precision": "fp32", "kernelbench": None, "device": "cpu"}
+COMMON = {"task": "level1_40", "precision": "fp32", "kernelbench": None, "device": "cpu", "size": SMALL_LEVEL1_40}
 CASES = ["normal/random/eps1e-05", "+1000/random/eps1e-05", "zero/random/eps1e-05"]
 
 

@@ -13,11 +13,12 @@ from kbsub.eval.suite import judge as stress
 from kbsub.eval.suite.models import BASELINES, Entrant, task_cases
 from kbsub.eval.tasks.cases import suite
 from support.paths import ROOT
+from support.sizes import SMALL_LEVEL1_40, SMALL_TASK
 from support.stress_stand_ins import NATIVE, RIGHT, WRONG, source
 
 pytestmark = pytest.mark.usefixtures("warm_children")
 
-COMMON = {"task": "level1_40", "precision": "fp32", "kernelbench": None, "device": "cpu"}
+COMMON = {"task": "level1_40", "precision": "fp32", "kernelbench": None, "device": "cpu", "size": SMALL_LEVEL1_40}
 TASK = load_task(1, 40, kernelbench=None)
 HANDED = [case.name for case in task_cases(TASK).cases if case.name.startswith("handed/")]
 
@@ -149,14 +150,14 @@ def test_a_clear_refusal_is_its_own_class_where_it_is_allowed():
     assert refused == {f"layout_{name}/normal/random" for name in ("transposed", "strided", "expanded")}
 
 
-def test_other_state_is_skipped_with_the_reason():
+def test_other_names_are_set_by_their_order_and_value():
     other = source(RIGHT).replace("self.ln = ", "self.norm = ").replace("self.ln", "self.norm")
     candidate = {"stem": "other", "candidate_source": other}
     only = ["normal/initial/eps1e-05", "normal/random/eps1e-05", "normal/initial/eps0.001"]
     found = stress.judge_many({**COMMON, "candidates": [candidate], "only": only}, lambda event: None)
-    reasons = {row["name"]: row.get("reason", "") for row in found["stress"]["other"]["cases"]}
-    assert "parameters cannot be set" in reasons["normal/random/eps1e-05"]
-    assert "no ln.eps" in reasons["normal/initial/eps0.001"]
+    record = found["stress"]["other"]
+    assert record["passed"] == 3 and record["parameters_set"] == "by order and shape", record["cases"]
+    assert record["eps_set"] == "by its value"
 
 
 def test_a_mutated_input_does_not_reach_the_next_candidate():
@@ -210,6 +211,7 @@ def test_the_transforms_apply_to_any_task(tmp_path):
     doubled = candidate.replace("other.sum()", "2 * other.sum()")
     payload = {
         **COMMON,
+        "size": {},
         "task": f"local:{path}",
         "candidates": [
             {"stem": "same", "candidate_source": candidate},
@@ -220,14 +222,13 @@ def test_the_transforms_apply_to_any_task(tmp_path):
     found = stress.judge_many(payload, lambda event: None)["stress"]
     assert found["same"]["failed"] == 0 and found["same"]["passed"] > 60
     assert found["doubled"]["failed"] > 20
-    reasons = {row.get("reason") for row in found["same"]["cases"] if row["class"] == "skipped"}
-    assert "the task's model has no eps" in reasons
+    assert found["same"]["left_out"]["the task's model has no eps"] > 50
 
 
 def test_the_error_table_holds_every_finite_input_for_each_entrant():
-    table = stress.error_table(TASK, torch.device("cpu"), [
-        Entrant("eager", "baseline", False, BASELINES["eager"])], small=True)  # fmt: skip
-    expected = {case.name for case in suite(task_cases(TASK), small=True) if case.oracle}
+    table = stress.error_table(SMALL_TASK, torch.device("cpu"), [
+        Entrant("eager", "baseline", False, BASELINES["eager"])])  # fmt: skip
+    expected = {case.name for case in suite(task_cases(TASK)) if case.oracle}
     assert set(table["eager"]) == expected and len(expected) == 32
     assert all(record["nearer"] == "equal" for record in table["eager"].values())
 

@@ -7,6 +7,7 @@ import pytest
 from kbsub.eval.process.isolated import Status
 from kbsub.eval.suite.batch import run_batch
 from support.paths import ROOT
+from support.sizes import SMALL_LEVEL1_40
 from support.stress_stand_ins import NATIVE, source
 
 pytestmark = pytest.mark.gpu
@@ -39,7 +40,7 @@ def candidate(stem: str, text: str, **declaration):
 def test_what_only_a_gpu_shows_is_caught(name):
     body, case = WRONG[name]
     batch = [candidate("wrong", source(body)), candidate("native", source(NATIVE))]
-    found = run_batch(batch, {**COMMON, "small": True, "only": [case]}, timeout_s=120)
+    found = run_batch(batch, {**COMMON, "size": SMALL_LEVEL1_40, "only": [case]}, timeout_s=120)
     rows = {stem: each.rows[0]["class"] for stem, each in found.items()}
     assert rows == {"wrong": "fail", "native": "pass"}, {stem: each.rows for stem, each in found.items()}
 

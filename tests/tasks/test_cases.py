@@ -86,9 +86,8 @@ def test_seeds_are_written_down_once_each():
     assert len(set(seeds)) == len(seeds)
 
 
-@pytest.mark.parametrize("small", [False, True])
-def test_names_are_unique_and_every_layout_and_check_is_asked(small):
-    cases = suite(load_task_cases(LEVEL1_40), small=small)
+def test_names_are_unique_and_every_layout_and_check_is_asked():
+    cases = suite(load_task_cases(LEVEL1_40))
     names = [case.name for case in cases]
     assert len(set(names)) == len(names)
     assert set(LAYOUTS) <= {case.layout for case in cases}

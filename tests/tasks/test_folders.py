@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kbsub.adapters.integers import integers
 from kbsub.adapters.task import TaskError, resolve_task
 from kbsub.eval.operators.register import known
 from kbsub.eval.tasks.files import candidate_files
@@ -90,15 +91,16 @@ def test_the_folder_of_a_task(task, where):
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
-def test_every_task_folder_declares_its_operator_and_a_small_size_that_its_reference_has(folder):
+def test_every_task_folder_declares_its_operator_and_sizes_that_its_reference_has(folder):
     found = read_task_file(folder)
     assert found.operator in (None, *known()) and found.title and found.reference
     local = found.reference.endswith(".py")
     task = resolve_task(str(folder / found.reference) if local else found.reference, kernelbench=None)
     assert task.slug == folder.name and task_file(task.slug) == found
-    context = task.modules().context
-    own = {name: context[name] for name in found.sizes.small}
-    assert all(0 < size <= own[name] for name, size in found.sizes.small.items()), (found.sizes.small, own)
+    assert found.sizes.small and found.sizes.check is not None
+    own = integers(task.source)
+    for values in (found.sizes.small, found.sizes.check):
+        assert all(0 < size <= own[name] for name, size in values.items()), (values, own)
 
 
 @pytest.mark.parametrize("slug", ["level1_40", "local_layernorm_tokens"])
@@ -108,7 +110,7 @@ def test_the_layer_norm_tasks_say_that_they_are(slug):
 
 def test_a_task_without_a_file_gets_the_defaults(tmp_path):
     assert read_task_file(tmp_path) == read_task_file(None) == task_file("level9_999") == TaskFile()
-    assert TaskFile().operator is None and not TaskFile().sizes.small
+    assert TaskFile().operator is None and TaskFile().sizes.small is None
 
 
 # content -> what the refusal says

@@ -14,7 +14,6 @@ from kbsub.eval.operators.compare.oracle import OracleError
 from kbsub.eval.operators.faults import Fault, Faults
 from kbsub.eval.operators.layer_norm.formula import layer_norm_of
 
-SMALL = (6, 8)  # rows, and the longest normalised dimension, of the small size
 NARROW = (64, 4)  # rows and width of the shape where N - 1 differs most from N
 OFFSET = 3e4  # squares of 9e8 are spaced 64 apart in float32, so mean(x^2) - mean(x)^2 loses a variance of 1/12
 HALF_OFFSET = 1024.0  # float16 counts in ones there, bfloat16 in eights: [0, 1) on top of it disappears
@@ -75,20 +74,9 @@ class LayerNormFaults(Faults):
         where = f"rows of {width}"
         return Fault(narrow, where, f"that of a variance divided by {width - 1}", answer, self._init_of(shape))
 
-    def _small_shape(self) -> tuple[int, ...]:
-        return tuple(min(size, SMALL[1]) for size in self.shape)
-
     def _init_of(self, shape: Sequence[int]) -> list[Any]:
         """Constructor arguments for another shape, of the type that the task's own have."""
         return [shape[0] if isinstance(self._argument, int) else type(self._argument)(shape)]
-
-    def small_init(self) -> list[Any]:
-        return self._init_of(self._small_shape())
-
-    def small_input(self, value: torch.Tensor) -> torch.Tensor:
-        shape = self._small_shape()
-        sizes = [min(size, SMALL[0]) for size in value.shape[: value.dim() - len(shape)]] + list(shape)
-        return value[tuple(slice(size) for size in sizes)].contiguous().clone()
 
 
 def faults_of(layer: torch.nn.LayerNorm, init_inputs: Sequence[Any]) -> LayerNormFaults | None:

@@ -44,6 +44,14 @@ def brief(found: Guards) -> str:
     return "clean" if found.clean else f"{len(found.findings)} findings"
 
 
+def not_checked(found: Guards) -> str:
+    checked, missed = found.checked or [], found.not_checked or []
+    if found.findings or len(checked) >= max(len(missed), 1):
+        return ""
+    first = f", the first: {missed[0]['guard']}: {missed[0]['reason']}" if missed else ""
+    return f"{len(missed)} of {len(checked) + len(missed)} guards could not ask{first}"
+
+
 KIND = VerdictKind(
     name="guards",
     judge="kbsub.eval.verdicts.guards:judge",
@@ -52,5 +60,6 @@ KIND = VerdictKind(
     answer=answer,
     order=4,
     columns=(Column("guards", brief),),
-    default=False,
+    problems=lambda found: [f"{finding['guard']}: {finding['message']}" for finding in found.findings],
+    not_checked=not_checked,
 )

@@ -1,9 +1,8 @@
 """The test bench that every guard works on: one task, one device, and a candidate somewhere.
 
 Knows how to build a reference and a candidate with equal parameters, how to make inputs, and what the true answer is
-(the task's own Model in float64). Faults, and sizes other than the task's own, come from its operator. Where the
-candidate is, in a worker (remote_rig.py) or in this process (inside_rig.py), a subclass knows. Must know neither what a
-guard looks for nor what an operator computes.
+(the task's own Model in float64). Faults come from its operator. Where the candidate is, in a worker (remote_rig.py) or
+in this process (inside_rig.py), a subclass knows. Must know neither what a guard looks for nor what one computes.
 """
 
 from __future__ import annotations
@@ -71,10 +70,6 @@ class Rig(ABC):
             self.init = modules.get_init_inputs()
         self._inputs: dict[int, list[Any]] = {}
         self.faults = self._known_faults()
-        # A CPU is asked at the operator's small size where it knows one, a GPU at the task's own.
-        self._small = self.faults if device.type == "cpu" else None
-        if self._small is not None:
-            self.init = self._small.small_init()
 
     # ---- what the task is ----
 
@@ -102,14 +97,11 @@ class Rig(ABC):
     # ---- inputs ----
 
     def inputs(self, seed: int) -> list[Any]:
-        """Fresh copies of the task's own inputs for a seed; cut to the small shape where the rig is small."""
+        """Fresh copies of the task's inputs for a seed."""
         if seed not in self._inputs:
             with fork_rng(), reference_asked(NotApplicable):
                 torch.manual_seed(seed)
-                values = self.modules.get_inputs()
-            if self._small is not None:
-                cut = self._small.small_input
-                values = [cut(value) if isinstance(value, torch.Tensor) else value for value in values]
+                values = self.modules.inputs_on(self.device)
             self._inputs[seed] = self.task.cast(values, self.device)
         return [value.clone() if isinstance(value, torch.Tensor) else value for value in self._inputs[seed]]
 

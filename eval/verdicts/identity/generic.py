@@ -14,6 +14,7 @@ from kbsub.adapters.refusal import reference_asked
 from kbsub.adapters.task import SEED
 from kbsub.eval.operators.compare.bitwise import judge_pair
 from kbsub.eval.remote.values import ValueProblem
+from kbsub.eval.suite.checks import as_one
 from kbsub.eval.verdicts.identity.bench import Bench
 from kbsub.eval.verdicts.identity.subject import WrongForm
 
@@ -43,7 +44,7 @@ def run_generic(bench: Bench) -> Iterator[dict[str, Any]]:
             yield {**label, "skipped": str(why)}
             continue
         try:
-            got = bench.subject.run(inputs)["output"]
+            got = bench.subject.run(inputs, seed)["output"]
         except ValueProblem as why:
             yield {**label, "skipped": f"the inputs cannot be handed to the candidate's process: {why}"}
             continue
@@ -62,8 +63,9 @@ def _official_answer(bench: Bench, reference: Any, seed: int) -> tuple[list[Any]
     """(inputs of a seed, the reference's output); raises Refused where it has none."""
     with reference_asked(Refused):
         torch.manual_seed(seed)
-        inputs = bench.task.cast(bench.modules.get_inputs(), bench.setting.device)
-        expected = reference(*inputs)
+        inputs = bench.task.cast(bench.modules.inputs_on(bench.setting.device), bench.setting.device)
+        torch.manual_seed(seed)  # again before each side's call, as upstream does
+        expected = as_one(reference(*inputs))
     if not isinstance(expected, torch.Tensor):
         raise Refused(f"the reference returns {type(expected).__name__}, not one tensor")
     return inputs, expected

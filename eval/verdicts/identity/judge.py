@@ -230,14 +230,14 @@ def _judge(bench: Bench, payload: dict[str, Any], progress: Progress) -> dict[st
     except JudgeFailure as error:
         raise JudgeFailure(error.status, error.message, found()) from error
     except Refused as refusal:
-        raise JudgeFailure(Status.NOT_RUN, str(refusal), found()) from refusal
+        raise JudgeFailure(Status.NOT_CHECKED, str(refusal), found()) from refusal
     except Exception as error:
         status = Status.OUT_OF_MEMORY if is_out_of_memory(error) else Status.RUNTIME_ERROR
         where = at.get("name", "start")
         raise JudgeFailure(status, f"{where}: {type(error).__name__}: {error}", found()) from error
     result = found()
     if suite is None and (why := bench.cases[0].get("skipped")):  # the task as it is: nothing else is worth a verdict
-        raise JudgeFailure(Status.NOT_RUN, f"{bench.cases[0]['name']}: {why}", result)
+        raise JudgeFailure(Status.NOT_CHECKED, f"{bench.cases[0]['name']}: {why}", result)
     expect = (payload.get("declaration") or {}).get("expect")
     if expect and suite and bench.setting.device.type == "cuda":  # declarations speak of native on CUDA
         result["contradictions"] = contradictions_of(expect, result)
@@ -265,5 +265,6 @@ def summary(bench: Bench) -> dict[str, Any]:
         "device": device,
         "confined": bench.subject.worker.confined(),
         "official": False,
+        **({"parameters_set": bench.subject.parameters_set} if bench.suite is not None else {}),
         "cases": bench.cases,
     }

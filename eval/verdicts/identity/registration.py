@@ -34,6 +34,7 @@ class BitIdentity(Record):
     repeated_runs: dict[str, Any] | None = None
     contradictions: list[str] | None = None
     official: bool | None = None
+    parameters_set: str | None = None  # by key, by order and shape ...; absent where none are set, and in older files
 
 
 def answer(found: BitIdentity | None, asked: Asked) -> tuple[Answer, str]:
@@ -72,6 +73,14 @@ def equal(found: BitIdentity) -> str:
     return f"{found.identical}/{found.total}"
 
 
+def not_checked(found: BitIdentity) -> str:
+    if found.total >= max(found.skipped or 0, 1):
+        return ""
+    skipped = [case for case in found.cases if "skipped" in case]
+    first = f", the first: {skipped[0].get('name')}: {skipped[0]['skipped']}" if skipped else ""
+    return f"{len(skipped)} of {found.total + len(skipped)} cases were not asked{first}"
+
+
 KIND = VerdictKind(
     name="identity",
     judge="kbsub.eval.verdicts.identity.judge:judge",
@@ -80,4 +89,7 @@ KIND = VerdictKind(
     answer=answer,
     order=1,
     columns=(Column("bit-equal", equal),),
+    not_checked=not_checked,
+    few_calls=True,
+    own_shapes=True,
 )

@@ -14,6 +14,8 @@ import torch
 from kbsub.eval.operators.identity import IdentitySuite, Outputs, Question
 from kbsub.eval.remote.model import RemoteModel, Reply, Worker
 from kbsub.eval.remote.probes import Poison
+from kbsub.eval.suite.checks import as_one
+from kbsub.eval.suite.matching import StateMatch, match_state
 
 WITH_STATISTICS = "output_with_stats"  # the output of the method that returns the statistics too
 
@@ -29,6 +31,7 @@ class Subject:
         self.worker, self.suite, self.ends_at = worker, suite, ends_at
         self.model: RemoteModel | None = None
         self.has_statistics = False
+        self.parameters_set = "not at all"  # or how: see `match`
         self._init: list[Any] | None = None
         self._missing: set[str] = set()
 
@@ -48,25 +51,39 @@ class Subject:
         self.has_statistics = bool(self.suite and self.suite.method and self.model.has(self.suite.method))
         return self.model
 
+    def match(self, question: Question) -> StateMatch | None:
+        """Which of the instance's tensors are the question's state: by key, by order and shape, or by shape."""
+        assert self.model is not None
+        wanted = {key: tuple(value.shape) for key, value in question.state.items()}
+        found = match_state(wanted, {}, {key: shape for key, (_, shape) in self.model.state_forms.items()})
+        if found is not None:
+            self.parameters_set = found.how
+        return found
+
     def has_state(self, question: Question) -> bool:
-        return self.model is not None and set(self.model.state_forms) == set(question.state)
+        return self.model is not None and self.match(question) is not None
 
     def refusal(self, question: Question, *, bind: bool = False) -> str | None:
         """Set the instance up; why this cannot be asked of this candidate (it is not ours), or None."""
         model = self.build(question.init_inputs)
-        if self.has_state(question):
-            model.load_state(question.state, bind=bind)
+        match = self.match(question)
+        if match is not None:
+            state = {its: question.state[mine].view(model.state_forms[its][1]) for its, mine in match.keys.items()}
+            model.load_state(state, bind=bind)
         elif question.needs_state:
-            return f"its state dict has not the keys {' and '.join(question.state)}"
+            return f"neither names, order nor shapes of its state are those of {' and '.join(question.state)}"
         for path, value in question.attributes.items():
             if not model.set_attribute(path, value) and question.needs_attributes:
                 return f"it has no {path} to set"
         return None
 
-    def run(self, inputs: Sequence[torch.Tensor]) -> Outputs:
-        """What the instance gives for `inputs`; NaN was left in freed memory before. RemoteError, WrongForm."""
+    def run(self, inputs: Sequence[torch.Tensor], seed: int | None = None) -> Outputs:
+        """What the instance gives for `inputs`, after torch.manual_seed(seed). RemoteError, WrongForm.
+
+        NaN was left in freed memory before.
+        """
         assert self.model is not None
-        got = [self._tensors(self.model.call(inputs, poison=Poison()), 1)]
+        got = [self._tensors(self.model.call(inputs, poison=Poison(), seed=seed), 1)]
         if self.has_statistics:
             assert self.suite is not None
             reply = self.model.call(inputs, method=self.suite.method, poison=Poison())
@@ -86,7 +103,7 @@ class Subject:
         return self._named(self._tensors(self.model.replay(inputs), many))
 
     def _tensors(self, reply: Reply, many: int) -> list[torch.Tensor]:
-        value = reply.value
+        value = as_one(reply.value) if many == 1 else reply.value
         found = list(value) if many > 1 and isinstance(value, (tuple, list)) else [value]
         if len(found) != many or not all(isinstance(each, torch.Tensor) for each in found):
             kind = f"{type(value).__name__} of {len(found)}" if len(found) > 1 else type(value).__name__

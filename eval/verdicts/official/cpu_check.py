@@ -10,30 +10,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from kbsub.adapters.candidate import load_candidate
-from kbsub.adapters.task import SEED, Modules, Task, trial_seeds
+from kbsub.adapters.candidate import asks_for_a_gpu, load_candidate
+from kbsub.adapters.task import OFFICIAL_SIZE, SEED, Modules, Task, trial_seeds
 from kbsub.eval.operators.compare.predicate import CHUNK_ELEMENTS, OFFICIAL_TOLERANCE
 from kbsub.eval.process.isolated import JudgeFailure, Status, is_out_of_memory
-from kbsub.eval.tasks.task_file import task_file
 
 if TYPE_CHECKING:
     import torch
 
-# A library call that finds no GPU where the file asked for one.
-_NO_GPU_TEXTS = ("no nvidia driver", "not compiled with cuda", "no cuda gpus", "cuda driver")
 
-
-def run(candidate_source: str, task: Task, progress: Any, *, hosted: bool = False, full: bool = True) -> dict[str, Any]:
+def run(candidate_source: str, task: Task, progress: Any, *, hosted: bool = False) -> dict[str, Any]:
     """{cpu_check: {certified, correctness, trials, seeds, max_abs, provenance ...}, verdict: {status, reason}}.
 
-    `hosted` runs the candidate's CUDA source with the host executor, at the small size of the task's task.toml unless
-    `full`. Raises JudgeFailure: COMPILE_ERROR from loading, RUNTIME_ERROR or OUT_OF_MEMORY from the candidate's own
-    code, NOT_RUN when it asks for a GPU or the small size of this task is not known.
+    At the size of `task`. `hosted` runs the candidate's CUDA source with the host executor. Raises JudgeFailure:
+    COMPILE_ERROR from loading, RUNTIME_ERROR or OUT_OF_MEMORY from the candidate's own code, NOT_RUN when it asks for
+    a GPU.
     """
     import torch
 
     modules = task.modules()
-    small = _shrink(modules, task) if hosted and not full else None
     torch.manual_seed(SEED)
     init_inputs = task.cast(modules.get_init_inputs())
     with torch.no_grad():
@@ -69,22 +64,13 @@ def run(candidate_source: str, task: Task, progress: Any, *, hosted: bool = Fals
         "provenance": task.provenance,
         "device": "cpu",
         "executor": "host executor" if hosted else "torch",
-        "small": small,
+        "size": task.size,
     }
     status = Status.INCORRECT_SHAPE if wrong_shape else Status.INCORRECT_NUMERICAL if issues else Status.OK
     how = "by the host executor" if hosted else "on the CPU"
-    size = f" at {tuple(small.values())}" if small else ""
+    size = f", {task.size} size" if task.size != OFFICIAL_SIZE else ""
     reason = issues[0] if issues else f"a local check {how}{size}, not an official verdict"
     return {"cpu_check": check, "verdict": {"status": status.value, "reason": reason}}
-
-
-def _shrink(modules: Modules, task: Task) -> dict[str, int]:
-    """Lower the sizes that get_inputs and get_init_inputs read from their module; the seeds stay the official ones."""
-    sizes = task_file(task.slug).sizes.small
-    if not sizes or not all(name in modules.context for name in sizes):
-        raise JudgeFailure(Status.NOT_RUN, f"no small size of {task.slug} is known; add --full for its own")
-    modules.context.update(sizes)
-    return sizes
 
 
 def _trial(
@@ -126,7 +112,7 @@ def _own_code(where: str, call: Callable[[], Any]) -> Any:
         return call()
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
-        if any(words in text.lower() for words in _NO_GPU_TEXTS):
+        if asks_for_a_gpu(text):
             raise JudgeFailure(Status.NOT_RUN, f"needs an NVIDIA GPU ({text[:200]})") from error
         status = Status.OUT_OF_MEMORY if is_out_of_memory(error) else Status.RUNTIME_ERROR
         raise JudgeFailure(status, f"{text[:1000]} in {where}") from error

@@ -48,7 +48,7 @@ def judge(payload: dict[str, Any], progress: Any) -> dict[str, Any]:
         returned = evaluator.evaluate(upstream, task, payload["candidate_source"], device, progress)
     except Exception as error:
         raise _escaped(error, {**found, **_facts(device, upstream)}) from error
-    found |= verbatim(upstream, returned)
+    found |= evaluator.verbatim(upstream, returned)
     status, reason = status_of(found["official"])
     if found["official"]["metadata"].get("compilation_error_name") == "SyntaxError":
         # upstream's one word for two things: no ModelNew reads the same
@@ -58,32 +58,6 @@ def judge(payload: dict[str, Any], progress: Any) -> dict[str, Any]:
     found["floors"] = memory_floor(task, device)
     progress({"stage": "environment"})
     return found | _facts(device, upstream)
-
-
-def verbatim(upstream: evaluator.Upstream, returned: Any) -> dict[str, Any]:
-    """Upstream's object as JSON: {official, timing, reference}; nulls when it returned None.
-
-    Its `runtime` and `ref_runtime` are ms (its comments say us), rounded by upstream to 3 significant digits.
-    """
-    if returned is None:
-        return {"official": {"compiled": None, "correctness": None, "trials": None, "metadata": {}}}
-    metadata = evaluator.serialisable(upstream, returned.metadata)
-    official = {
-        "compiled": returned.compiled,
-        "correctness": returned.correctness,
-        "trials": metadata.get("correctness_trials"),
-        "metadata": metadata,
-        "runtime": returned.runtime,
-        "runtime_stats": returned.runtime_stats,
-        "ref_runtime": returned.ref_runtime,
-        "ref_runtime_stats": returned.ref_runtime_stats,
-    }
-    block: dict[str, Any] = {"official": official}
-    if returned.runtime_stats:
-        block["timing"] = {evaluator.TIMING_METHOD: evaluator.timing_of(returned.runtime_stats)}
-    if returned.ref_runtime_stats:
-        block["reference"] = {evaluator.TIMING_METHOD: evaluator.timing_of(returned.ref_runtime_stats)}
-    return block
 
 
 def status_of(official: dict[str, Any]) -> tuple[Status, str | None]:
@@ -153,8 +127,7 @@ def _judge_on_cpu(payload: dict[str, Any], task: Task, progress: Any) -> dict[st
         raise JudgeFailure(Status.NOT_RUN, f"needs an NVIDIA GPU ({needs}){way_out}")
     from kbsub.eval.verdicts.official import cpu_check
 
-    full = bool(payload.get("full", False))
-    check = cpu_check.run(payload["candidate_source"], task, progress, hosted=hosted, full=full)
+    check = cpu_check.run(payload["candidate_source"], task, progress, hosted=hosted)
     return {**check, "environment": environment.facts("cpu")}
 
 

@@ -35,4 +35,6 @@ KIND = VerdictKind(
     order=0,
     own_ending=True,
     runs_candidate=True,
+    few_calls=True,
+    as_written=True,
 )

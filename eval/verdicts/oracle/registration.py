@@ -82,5 +82,6 @@ KIND = VerdictKind(
     order=3,
     columns=(Column("nearer than eager", lambda found: found.nearer("candidate") if found.cases else "-"),),
     shared=True,
+    not_checked=lambda found: "" if found.cases else "no case has a float64 answer",
     speaks_of_cuda=True,
 )

@@ -165,6 +165,7 @@ KIND = VerdictKind(
     brief=brief,
     answer=answer,
     order=5,
+    few_calls=True,
     columns=(Column("referee ms", cell),),
     default=False,
 )

@@ -38,6 +38,9 @@ class Stress(Record):
     contradictions: list[str] | None = None
     host_executor: bool | None = None
     native: str | None = None
+    parameters_set: str | None = None  # how its parameters were set: by key, by order and shape ...; "not at all"
+    eps_set: str | None = None
+    left_out: dict[str, int] | None = None  # why -> how many cases have no meaning for this task
     process: str | None = None  # "worker": the judge ran no line of the candidate; absent in older files
     confined: Any = None  # {"level", "lacks"} of that process
 
@@ -58,6 +61,8 @@ def answer(found: Stress | None, asked: Asked) -> tuple[Answer, str]:
         return Answer.UNCERTIFIED, "no case could be run here"
     words = ", ".join(f"{n} {key}" for key in ("passed", "failed", "refused", "skipped") if (n := getattr(found, key)))
     words += " (equal_nan=True)"
+    if found.parameters_set not in (None, "by key"):
+        words += f"; parameters set {found.parameters_set}"
     if why := no_verdict("stress", rows):
         return Answer.UNCERTIFIED, why
     if refused := sum(str(row.get("reason", "")).startswith(REFERENCE_REFUSES) for row in rows):
@@ -101,6 +106,10 @@ def _count(key: str) -> Callable[[Stress], str]:
     return cell
 
 
+def problems(found: Stress) -> list[str]:
+    return [f"{row['name']}: {row.get('reason', 'no reason given')}" for row in found.cases if row["class"] == FAIL]
+
+
 KIND = VerdictKind(
     name="stress",
     judge="kbsub.eval.suite.judge:judge",
@@ -117,6 +126,8 @@ KIND = VerdictKind(
         Column("skipped", _count("skipped")),
     ),
     note="equal_nan=True",
+    problems=problems,
+    not_checked=lambda found: no_verdict("stress", found.cases),
     shared=True,
     speaks_of_cuda=True,
 )

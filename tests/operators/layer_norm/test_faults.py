@@ -57,23 +57,6 @@ def test_an_unknown_fault_is_named() -> None:
         of().fault("typo", official())
 
 
-# the task's one constructor argument -> that of the small size, the shape of its input (100, 5, argument)
-SMALL = {
-    "an integer": (4096, [8], (6, 5, 8)),
-    "a tuple": ((64, 3), [(8, 3)], (6, 5, 8, 3)),
-    "a list": ([9], [[8]], (6, 5, 8)),
-}
-
-
-@pytest.mark.parametrize("name", SMALL)
-def test_the_small_size_keeps_the_type_of_the_argument(name: str) -> None:
-    argument, init, shape = SMALL[name]
-    found = faults_of(torch.nn.LayerNorm(argument), [argument])
-    assert found is not None and found.small_init() == init
-    own = (argument,) if isinstance(argument, int) else tuple(argument)
-    assert found.small_input(torch.zeros(100, 5, *own)).shape == shape
-
-
 @pytest.mark.parametrize("arguments", [[8, 1e-5], [], [4], [torch.tensor(8)]])
 def test_of_another_constructor_nothing_is_known(arguments: list) -> None:
     assert faults_of(torch.nn.LayerNorm(8), arguments) is None

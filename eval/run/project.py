@@ -1,4 +1,4 @@
-"""Where a program of this folder finds files of the project: candidates, and the twins and tables of tests/.
+"""Where a program of eval/measure finds files of the project: candidates, and the twins and tables of tests/.
 
 Candidates travel inside the wheel; tests/ is in a checkout only.
 """
