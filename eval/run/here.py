@@ -20,7 +20,7 @@ from kbsub.eval.verdicts.register import OFFICIAL
 
 NAME = "correct-here"
 LOCAL = "local-check"  # what the official stage is called where upstream's evaluator did not run
-TEXT = "text"
+TEXT, SOURCE = "text", "source"
 EXECUTED = (OFFICIAL, LOCAL, "stress", "oracle")  # checks that compared an output of the candidate with something
 
 
@@ -70,6 +70,11 @@ def _here(check: Check, fields: Mapping[str, Any], on_gpu: bool) -> Check:
     if local is not None and local.get("correctness") is True:
         words = f"{local.get('trials')} trials within the official tolerance on the CPU; no official verdict"
         return Check(name, Answer.PASS, words, check.seconds)
+    # A name of the task defined again: what was executed here ran on other inputs than the task's.
+    if check.name == SOURCE and (fields.get(SOURCE) or {}).get("overrides"):
+        return Check(
+            name, Answer.FAIL, f"{check.words}: it was run here on what the file made of the task", check.seconds
+        )
     return Check(name, Answer.NOT_HERE, check.words, check.seconds)
 
 

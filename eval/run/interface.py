@@ -51,7 +51,7 @@ class Verdicts:
 
     result: Result
     rows: Mapping[str, Candidate]
-    ok: bool  # no row failed; one that could not be judged here is no failure, see `certified`
+    ok: bool  # no row failed, and what ran asked something; what could not be run here is no failure: `certified`
 
     @property
     def certified(self) -> bool:
@@ -131,7 +131,8 @@ def judge(
     candidates: the path of a file, or several, or names in submissions/<task>. task: "level1_36", or the path of a
     reference program. only: the verdicts, of kbsub.eval.verdicts.register.KINDS. device: "" (a GPU where there is one),
     "cuda:1", or "cpu", where CUDA_SOURCE kernels run through the host executor. timeout_s: of one verdict of one
-    candidate. size: official, check or small, "" the largest that fits here. out: a result file to keep; rows that are there already are kept. finished: called with each row.
+    candidate. size: official, check or small; "": for each verdict the largest that fits here. out: a result file to
+    keep; rows that are there already are kept. finished: called with each row.
 
     Raises TaskError (no such task or file), DeclarationError, ResultError (`out` is of another task or GPU),
     CheckoutError (one that was named and is not the pin), ValueError (no such verdict or device). What a candidate does
@@ -141,7 +142,11 @@ def judge(
         raise ValueError(f"only={unknown}: no such verdict; there are {', '.join(KINDS)}")
     plan = _plan(candidates, task, only, precision, device, timeout_s, size, kernelbench, declarations, device == "cpu")
     rows, result = _run(plan, out, finished)
-    return Verdicts(result, {row.key: result.candidates[row.key] for row in rows}, not failures(rows))
+    return Verdicts(
+        result,
+        {row.key: result.candidates[row.key] for row in rows},
+        not failures(rows) and not any(row.unchecked for row in rows),
+    )
 
 
 def gate(

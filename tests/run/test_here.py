@@ -21,6 +21,7 @@ pytestmark = pytest.mark.usefixtures("warm_children")
 
 P, F, U, N = Answer.PASS, Answer.FAIL, Answer.UNCERTIFIED, Answer.NOT_HERE
 RIGHT = {"cpu_check": {"correctness": True, "trials": "(5 / 5)"}}
+REDEFINED = {"source": {"overrides": {"n": {"task": "1", "file": "2"}}}}
 TEXT = Check("text", P, "fine")
 
 # (the gate's answers, the row, on a GPU) -> the answers here, and the exit code.
@@ -33,6 +34,8 @@ ANSWERS = [
     # Nothing was executed: guards that read a text, or nothing at all, are no cases.
     ({"official": U, "guards": P}, {}, False, {"local-check": N, "guards": P, "correct-here": F}, 1),
     ({"official": U, "stress": U}, {"cpu_check": {}}, False, {"local-check": N, "stress": N, "correct-here": F}, 1),
+    # The file redefines a name of the task: it was judged on other inputs.
+    ({"official": U, "source": U}, {**RIGHT, **REDEFINED}, False, {"local-check": P, "source": F}, 1),
     # Upstream's evaluator ran and gave nothing: a check on a CPU is not looked for in the row.
     ({"official": U, "stress": U}, RIGHT, True, {"official": N, "stress": N, "correct-here": F}, 1),
 ]  # fmt: skip
