@@ -162,7 +162,8 @@ def _run(plan: Any, out: Path, *, here: bool, quiet: bool) -> tuple[dict[str, An
     from kbsub.eval.run.gate import EXIT_USAGE, Check, Judged, confinements
     from kbsub.eval.run.here import LOCAL, judged_rows
     from kbsub.eval.run.machine_facts import no_such_gpu
-    from kbsub.eval.run.runner import read_source, run
+    from kbsub.eval.run.runner import run
+    from kbsub.eval.run.source_text import read_source
     from kbsub.eval.verdicts.kind import Answer
 
     if plan.device != "cpu" and plan.gpu is None:
