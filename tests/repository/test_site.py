@@ -66,7 +66,8 @@ def test_a_paper_keeps_its_code_and_names_what_is_no_page() -> None:
     code = "\n```\n[f](g)\n```"
     pictures: dict[str, Path] = {}
     text = "[a](../SECURITY.md#x) [b](../Makefile) [c](https://d) ![e](../results/h200/level1_40_time.png)" + code
-    expected = "[a](security.md#x) b (`Makefile`) [c](https://d) ![e](../pictures/results_h200_level1_40_time.png)" + code
+    shown = "![e](../pictures/results_h200_level1_40_time.png)"
+    expected = f"[a](security.md#x) b (`Makefile`) [c](https://d) {shown}{code}"
     assert hook.paper(text, "docs/gate.md", "papers/gate.md", pictures) == expected
     assert list(pictures.values()) == [ROOT / "results/h200/level1_40_time.png"]
 
