@@ -305,3 +305,46 @@ def test_a_wrong_call_is_exit_2_with_the_way_out(
     outcome = CliRunner().invoke(app, ["new", *arguments])
     assert outcome.exit_code == 2
     assert words in " ".join(outcome.output.split())
+
+
+@pytest.mark.slow
+@pytest.mark.kernelbench
+@pytest.mark.timeout(1800)
+def test_40_torch_starters_are_ok_on_a_cpu(tmp_path: Path) -> None:
+    """`kbsub measure starters`: each written and judged by `judge`, at the small size."""
+    out = tmp_path / "starters.json"
+    call = ["measure", "starters", "--style", "torch", "--device", "cpu", "--size", "small", "--out", str(out)]
+    found = CliRunner().invoke(app, call)
+    assert found.exit_code == 0, found.output
+    assert found.output.count(" torch: OK ") == 40
+    assert CliRunner().invoke(app, call).output.startswith("40 of 40 OK"), "a second run judges nothing again"
+
+
+@pytest.mark.slow
+@pytest.mark.kernelbench
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("style", ["cupy", "cuda-inline", "triton"])
+def test_40_starters_of_each_kernel_style_compile(kernelbench: Any, tmp_path: Path, style: str) -> None:
+    """Python compiles the file, upstream's checker takes it, NVRTC compiles the CUDA text (triton's: the test above)."""
+    from kbsub.adapters import static_checker
+    from kbsub.eval.measure.starters import TASKS
+
+    compiled: set[str] = set()
+    for slug in TASKS:
+        level, problem = slug.removeprefix("level").split("_")
+        task = load_task(int(level), int(problem), kernelbench=kernelbench.path)
+        text, _ = written(task, style, payload={"task": slug, "kernelbench": str(kernelbench.path)})
+        exec(compile(text, slug, "exec"), {})
+        said = static_checker.check(kernelbench.path, text, "fp32")
+        assert said["valid"], (slug, said["errors"])
+        for node in ast.parse(text).body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "KERNEL":
+                kernel = ast.literal_eval(node.value)
+                if style != "triton" and kernel not in compiled:
+                    pytest.importorskip("cupy", reason="cupy: NVRTC is what compiles here")
+                    from kbsub.eval.host_executor.compile_gate import compile_source
+
+                    compile_source(kernel, ("--std=c++17",), "sm_90")
+                compile(kernel, slug, "exec") if style == "triton" else None
+                compiled.add(kernel)
+    assert len(compiled) > 10
