@@ -325,7 +325,7 @@ def test_40_torch_starters_are_ok_on_a_cpu(tmp_path: Path) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("style", ["cupy", "cuda-inline", "triton"])
 def test_40_starters_of_each_kernel_style_compile(kernelbench: Any, tmp_path: Path, style: str) -> None:
-    """Python compiles the file, upstream's checker takes it, NVRTC compiles the CUDA text (triton's: the test above)."""
+    """Python compiles it, upstream's checker takes it, NVRTC compiles the CUDA text (triton's: the test above)."""
     from kbsub.adapters import static_checker
     from kbsub.eval.measure.starters import TASKS
 
