@@ -1,20 +1,17 @@
-"""Division of rows by their mean magnitude in PyTorch's own order of operations, each row read once: every bit of the output equal to eager.
+"""Division of rows by their mean magnitude in PyTorch's own order of operations, each row read once: bits as eager's.
 
-Contract: bit-identical to `x / torch.mean(torch.abs(x), dim=1, keepdim=True)` on CUDA (any NaN equals any NaN); fp32, fp16, bf16; x (rows, n),
-contiguous. The order depends on the torch version (the direction of the tree of a warp, and whether warps meet before or
-after it): versions that are not in TREES are refused.
+Contract: bit-identical to `x / torch.mean(torch.abs(x), dim=1, keepdim=True)` on CUDA (any NaN equals any NaN); fp32,
+fp16, bf16; x (rows, n), contiguous. The order depends on the torch version (the direction of the tree of a warp, and
+whether warps meet before or after it): versions that are not in TREES are refused.
 
-What fixes the bits: PyTorch gives a row to the 512 threads of a block. Thread t adds vec4 t, t + 512, t + 1024, ...,
-counted from the first 16-byte address inside the row, into four accumulators, one an element of the vec4; the up to three
-elements before that address and those behind the last whole vec4 go into accumulator 0 of threads 0 to 3. Eager stores the
-magnitudes first, in a tensor that is always aligned. Here
-thread t owns the same vec4 of a row and keeps them, half in registers and half in shared memory, until the row's norm is
-known: the row is read once. What it has written out it replaces by the next row's, so loads and stores overlap, and a part
-of the row after next is always on its way while the threads meet.
+The kernels are those of ../level1_39/l2_order.py, built with -DNORM=1, and the order is the same but for this: eager
+stores the magnitudes first, so vectors are counted from the row's place in that tensor, which is always aligned, and a
+magnitude is added, not fused. The mean is the sum times 1 / n, rounded to fp32. The row is read once, where eager moves
+three tensors.
 
 | kernel | grid, block | chosen when |
 |---|---|---|
-| `row_held` | as many blocks as are resident, 512 | PyTorch's kernel shares a row among 512 threads, and a row fits: to n = 65,539 |
+| `row_held` | rows, 512 | PyTorch's kernel shares a row among 512 threads, and the row fits: to n = 65,539 |
 | `row_any` | rows, as many threads as PyTorch's | any other order that `order_of` knows: reads x twice |
 
 Credit: the order follows `Reduce.cuh` of PyTorch, (c) the PyTorch contributors, BSD-style licence (docs of this
@@ -37,8 +34,8 @@ REDUCE_THREADS = 512  # of a block of PyTorch's reduction kernel
 VECTORISED_FROM = 128  # elements of a row: from here on PyTorch loads it by vectors
 HALVES = tuple(REDUCE_THREADS >> level for level in range(1, 10))
 HELD_THREADS = 512
-MEMORY, REGISTERS, AHEAD = 16, 16, 11  # vec4 a thread of `row_held`: in shared memory, in registers, of rows to come
-STATIC_SHARED = 4096  # bytes of `row_held`: two buffers of a partial sum a thread
+MEMORY, REGISTERS = 16, 16  # vec4 a thread of `row_held`: in shared memory, in registers
+STATIC_SHARED = 2112  # bytes of `row_held`: a partial sum a thread, one a warp
 # The trees that `row_held` has: all warps meet, then the lanes; or the lanes, then the warps.
 HELD_TREES = (
     (256, 128, 64, 32, 16, 8, 4, 2, 1),
@@ -47,8 +44,8 @@ HELD_TREES = (
 )
 
 CUDA_SOURCE = r"""
-// Built with -DELEMENT (0 float, 1 half, 2 bfloat16), -DNORM (1: mean of magnitudes, 2: root of the sum of squares),
-// and the shape of row_held: -DMEMORY and -DREGISTERS (vec4 a thread), -DAHEAD (more of them in shared memory).
+// Built with -DELEMENT (0 float, 1 half, 2 bfloat16), -DNORM (1: mean of magnitudes, 2: root of the sum of squares), and
+// the shape of row_held: -DMEMORY and -DREGISTERS, the vec4 that a thread keeps in each.
 #if ELEMENT == 0
 typedef float Scalar;
 typedef float4 Packed;
@@ -56,7 +53,6 @@ __device__ __forceinline__ float widen(Scalar v) { return v; }
 __device__ __forceinline__ Scalar narrow(float v) { return v; }
 __device__ __forceinline__ float4 unpack(Packed v) { return v; }
 __device__ __forceinline__ Packed pack(float4 v) { return v; }
-__device__ __forceinline__ Packed nothing() { return make_float4(0.f, 0.f, 0.f, 0.f); }
 #else
 typedef unsigned short Scalar;
 typedef uint2 Packed;
@@ -87,7 +83,6 @@ __device__ __forceinline__ float4 unpack(Packed v) {
 __device__ __forceinline__ Packed pack(float4 v) {
     return make_uint2(narrow(v.x) | ((unsigned)narrow(v.y) << 16), narrow(v.z) | ((unsigned)narrow(v.w) << 16));
 }
-__device__ __forceinline__ Packed nothing() { return make_uint2(0u, 0u); }
 #endif
 
 // ---- device-only functions ----
@@ -112,6 +107,9 @@ __device__ __forceinline__ void copy_async(Packed* to, const Packed* from)
     copy8_async(to, from);
 #endif
 }
+
+__device__ __forceinline__ Packed load(const Packed* p) { return *p; }
+__device__ __forceinline__ void store(Packed* p, Packed v) { *p = v; }
 
 // ---- the arithmetic ----
 __device__ __forceinline__ float fold(float sum, float v)
@@ -143,153 +141,127 @@ __device__ __forceinline__ float4 over(float4 v, float norm)
 {
     return make_float4(__fdiv_rn(v.x, norm), __fdiv_rn(v.y, norm), __fdiv_rn(v.z, norm), __fdiv_rn(v.w, norm));
 }
-__device__ __forceinline__ float across_warp(float v, bool falling)
+// All lanes get the sum that lane 0 of PyTorch's tree gets: at each step both sides of a pair add the same two numbers.
+__device__ __forceinline__ float across(float v, int farthest, bool falling)
 {
-    for (int i = 0; i < 5; ++i)
-        v = __fadd_rn(v, __shfl_xor_sync(0xffffffffu, v, falling ? 16 >> i : 1 << i));
+    for (int near = 1; near <= farthest; near *= 2)
+        v = __fadd_rn(v, __shfl_xor_sync(0xffffffffu, v, falling ? farthest / near : near));
     return v;
 }
 
-// Where PyTorch's vectorised loop walks a row of n elements: vec4 0 begins at the first address that is a multiple of
-// four elements; before it lie `head`, behind the last whole vec4 `tail` elements. `shift`: of the row's start.
+// ---- where a row lies ----
+// PyTorch's vectorised loop takes vec4 0, 1, ... from the first address that is a multiple of four elements; before it lie
+// `head` elements of the row, behind the last whole vec4 `tail`. Here a frame of vec4 begins at the 128-byte line that
+// vec4 0 lies in, `lead` vec4 before it: warps then read and write whole lines.
+constexpr int LINE = 128 / sizeof(Packed), SLOTS = MEMORY + REGISTERS;
 struct Frame {
-    long long first;
-    int vectors, head, tail;
+    long long first;  // element at which PyTorch's vec4 0 begins
+    int lead, vectors, head, tail;
 };
-__device__ __forceinline__ Frame frame(long long row, int n, int shift)
+__device__ __forceinline__ Frame frame(long long row, int n)
 {
     const long long at = row * n;
     Frame f;
-    f.head = (int)(-(at + shift) & 3);
+    f.head = (int)(-at & 3);
     f.first = at + f.head;
+    f.lead = (int)(f.first >> 2 & (LINE - 1));
     f.vectors = (n - f.head) >> 2;
     f.tail = (n - f.head) & 3;
     return f;
 }
+// Slot k of thread u is vec4 u + 512k of the frame; where slot 0 would lie before the row, it is the one behind the last.
+__device__ __forceinline__ int place(const Frame& f, int u, int k)
+{
+    return u + 512 * k + (k == 0 && u < f.lead ? 512 * SLOTS : 0);
+}
+__device__ __forceinline__ bool in_row(const Frame& f, int at) { return at < f.lead + f.vectors; }
 
-// ---- row_held: grid (as many blocks as are resident), block 512; x (rows, n) with at most 512 * SLOTS vec4 a row ----
-// Thread t owns vec4 t + 512k of every row that its block takes, k < MEMORY in shared memory and the rest in registers:
-// PyTorch's thread t adds the same ones in the same order. Nobody else reads them, so a vec4 is replaced by one of a row
-// to come as soon as it has been written out; the shared part is a ring, so that AHEAD of them are always under way.
-constexpr int SLOTS = MEMORY + REGISTERS, RING = MEMORY + AHEAD;
-
+// ---- row_held: grid (rows), block 512; x (rows, n) of at most 512 * SLOTS vec4 a row ----
+// Thread u keeps its SLOTS vec4 of the frame, MEMORY of them in shared memory and the others in registers. They are all
+// the vec4 of one thread of PyTorch's, t = u - lead (mod 512), so u adds what t adds in the same order.
 extern "C" __global__ void __launch_bounds__(512) row_held(
-    const Scalar* __restrict__ x, Scalar* __restrict__ y, int rows, int n, int lanes_first, int falling, float share)
+    const Scalar* __restrict__ x, Scalar* __restrict__ y, int n, int lanes_first, int falling, float share)
 {
     extern __shared__ __align__(16) unsigned char shared_memory[];
-    __shared__ float part[2][16][32];
-    const int t = threadIdx.x, lane = t % 32, warp = t / 32;
-    Packed* mine = reinterpret_cast<Packed*>(shared_memory) + t;
+    __shared__ float part[512], warps[16];
+    const int u = threadIdx.x, lane = u % 32, warp = u / 32;
+    const Frame f = frame(blockIdx.x, n);
+    const int t = (u - f.lead) & 511;
+    const Packed* from = reinterpret_cast<const Packed*>(x + f.first) - f.lead;
+    Packed* to = reinterpret_cast<Packed*>(y + f.first) - f.lead;
+    Packed* mine = reinterpret_cast<Packed*>(shared_memory) + u;
     Packed held[REGISTERS];
-    Scalar before = 0, behind = 0;  // this thread's element of the head and of the tail
 
-    auto fetch = [&](const Frame& f, int k, int slot) {
-        if (t + 512 * k < f.vectors)
-            copy_async(mine + slot * 512, reinterpret_cast<const Packed*>(x + f.first) + t + 512 * k);
-    };
-    auto fetch_held = [&](const Frame& f) {
-#pragma unroll
-        for (int k = 0; k < REGISTERS; ++k)
-            if (t + 512 * (MEMORY + k) < f.vectors)
-                held[k] = __ldcs(reinterpret_cast<const Packed*>(x + f.first) + t + 512 * (MEMORY + k));
-    };
-    auto fetch_ends = [&](const Frame& f) {
-        if (t < 4 && t >= 4 - f.head)
-            before = x[f.first - 4 + t];
-        if (t < f.tail)
-            behind = x[f.first + 4LL * f.vectors + t];
-    };
-
-    int row = blockIdx.x, base = 0, buffer = 0;
-    if (row >= rows)
-        return;
-    const int stride = gridDim.x;
-    Frame f = frame(row, n, 0);
-    for (int k = 0; k < MEMORY; ++k)
-        fetch(f, k, k);
-    copies_commit();
-    fetch_ends(f);
-    fetch_held(f);
-    if (row + stride < rows) {
-        const Frame g = frame(row + stride, n, 0);
-        for (int k = 0; k < AHEAD; ++k)
-            fetch(g, k, MEMORY + k);
-    }
-    copies_commit();
-
-    for (; row < rows; row += stride, buffer ^= 1) {
-        float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
-        if (t < 4 && t >= 4 - f.head)
-            sum.x = fold(sum.x, widen(before));
-        copies_wait<1>();
 #pragma unroll 4
-        for (int k = 0; k < MEMORY; ++k) {
-            const int slot = base + k < RING ? base + k : base + k - RING;
-            if (t + 512 * k < f.vectors)
-                sum = fold(sum, unpack(mine[slot * 512]));
-        }
+    for (int k = 0; k < MEMORY; ++k)
+        if (in_row(f, place(f, u, k)))
+            copy_async(mine + k * 512, from + place(f, u, k));
+    copies_commit();
 #pragma unroll
-        for (int k = 0; k < REGISTERS; ++k)
-            if (t + 512 * (MEMORY + k) < f.vectors)
-                sum = fold(sum, unpack(held[k]));
-        if (t < f.tail)
-            sum.x = fold(sum.x, widen(behind));
-        float total = one_by_one(sum);
-        if (lanes_first)
-            total = across_warp(total, falling);
-        part[buffer][warp][lane] = total;
+    for (int k = 0; k < REGISTERS; ++k)
+        if (in_row(f, place(f, u, MEMORY + k)))
+            held[k] = load(from + place(f, u, MEMORY + k));
+    const bool has_head = t < 4 && t >= 4 - f.head, has_tail = t < f.tail;
+    const float before = has_head ? widen(x[f.first - 4 + t]) : 0.f;
+    const float behind = has_tail ? widen(x[f.first + 4LL * f.vectors + t]) : 0.f;
+
+    float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
+    if (has_head)
+        sum.x = fold(sum.x, before);
+    copies_wait<0>();
+    const bool late = u < f.lead;  // slot 0 is the last of this thread's
+    const bool has_first = in_row(f, place(f, u, 0));
+    if (has_first && !late)
+        sum = fold(sum, unpack(mine[0]));
+#pragma unroll 4
+    for (int k = 1; k < MEMORY; ++k)
+        if (in_row(f, u + 512 * k))
+            sum = fold(sum, unpack(mine[k * 512]));
+#pragma unroll
+    for (int k = 0; k < REGISTERS; ++k)
+        if (in_row(f, u + 512 * (MEMORY + k)))
+            sum = fold(sum, unpack(held[k]));
+    if (has_first && late)
+        sum = fold(sum, unpack(mine[0]));
+    if (has_tail)
+        sum.x = fold(sum.x, behind);
+
+    part[t] = one_by_one(sum);
+    __syncthreads();
+    float total;
+    if (lanes_first) {  // the lanes of each of PyTorch's warps, then its 16 warps
+        total = across(part[u], 16, falling);
+        if (lane == 0)
+            warps[warp] = total;
         __syncthreads();
+        total = across(warps[lane % 16], 8, true);
+    } else {  // its warps first: pairs at a distance of 8, 4, 2 and 1 warps
         float s[16];
 #pragma unroll
         for (int i = 0; i < 16; ++i)
-            s[i] = part[buffer][i][lane];
+            s[i] = part[i * 32 + lane];
 #pragma unroll
         for (int i = 0; i < 8; ++i)
             s[i] = __fadd_rn(s[i], s[i + 8]);
 #pragma unroll
         for (int i = 0; i < 4; ++i)
             s[i] = __fadd_rn(s[i], s[i + 4]);
-        total = __fadd_rn(__fadd_rn(s[0], s[2]), __fadd_rn(s[1], s[3]));
-        if (!lanes_first)
-            total = across_warp(total, falling);
-        const float norm = norm_of(total, share);
-
-        const int next = row + stride;
-        const bool more = next < rows, more2 = next + stride < rows;
-        const Frame g = frame(more ? next : row, n, 0), h = frame(more2 ? next + stride : row, n, 0);
-        Packed* to = reinterpret_cast<Packed*>(y + f.first);
-        if (t < 4 && t >= 4 - f.head)
-            y[f.first - 4 + t] = narrow(__fdiv_rn(widen(before), norm));
-        if (t < f.tail)
-            y[f.first + 4LL * f.vectors + t] = narrow(__fdiv_rn(widen(behind), norm));
-        int slot = base;
-#pragma unroll 4
-        for (int k = 0; k < MEMORY; ++k) {
-            if (t + 512 * k < f.vectors)
-                __stcs(to + t + 512 * k, pack(over(unpack(mine[slot * 512]), norm)));
-            const int ahead = k + AHEAD;  // of the next row, or of the one after it
-            if (ahead < MEMORY && more)
-                fetch(g, ahead, slot);
-            if (ahead >= MEMORY && more2)
-                fetch(h, ahead - MEMORY, slot);
-            if (ahead == MEMORY - 1)
-                copies_commit();  // the next row is under way, in groups that copies_wait<1> leaves behind it
-            slot = slot + 1 < RING ? slot + 1 : 0;
-        }
-        base = base + MEMORY < RING ? base + MEMORY : base + MEMORY - RING;
-        copies_commit();
-#pragma unroll
-        for (int k = 0; k < REGISTERS; ++k) {
-            if (t + 512 * (MEMORY + k) < f.vectors)
-                __stcs(to + t + 512 * (MEMORY + k), pack(over(unpack(held[k]), norm)));
-            if (more && t + 512 * (MEMORY + k) < g.vectors)
-                held[k] = __ldcs(reinterpret_cast<const Packed*>(x + g.first) + t + 512 * (MEMORY + k));
-        }
-        if (more) {
-            f = g;
-            fetch_ends(f);
-        }
+        total = across(__fadd_rn(__fadd_rn(s[0], s[2]), __fadd_rn(s[1], s[3])), 16, falling);
     }
+    const float norm = norm_of(total, share);
+
+    if (has_head)
+        y[f.first - 4 + t] = narrow(__fdiv_rn(before, norm));
+    if (has_tail)
+        y[f.first + 4LL * f.vectors + t] = narrow(__fdiv_rn(behind, norm));
+#pragma unroll 4
+    for (int k = 0; k < MEMORY; ++k)
+        if (in_row(f, place(f, u, k)))
+            store(to + place(f, u, k), pack(over(unpack(mine[k * 512]), norm)));
+#pragma unroll
+    for (int k = 0; k < REGISTERS; ++k)
+        if (in_row(f, place(f, u, MEMORY + k)))
+            store(to + place(f, u, MEMORY + k), pack(over(unpack(held[k]), norm)));
 }
 
 // ---- row_any: grid (rows), block (threads that share a row in PyTorch's kernel); x (rows, n), any n, read twice ----
@@ -489,7 +461,7 @@ class Order(NamedTuple):
 
 
 class Geometry(NamedTuple):
-    """kernel: by name; grid: its blocks (of row_held: as many as are resident, at most this); options: beyond NVRTC_OPTIONS."""
+    """kernel: by name; grid, block; shared_bytes: dynamic; options: of NVRTC beyond NVRTC_OPTIONS."""
 
     kernel: str
     grid: tuple
@@ -552,15 +524,14 @@ def _order(rows: int, n: int, multiprocessors: int, threads: int, trees: tuple) 
 def geometry(order: Order, rows: int, n: int, dtype: torch.dtype, aligned: bool, limits) -> Geometry:
     """From the sizes, the dtype and the device. aligned: x begins at a multiple of four elements."""
     element = (f"-DELEMENT={ELEMENTS[dtype]}", "-DNORM=1")
-    slot = HELD_THREADS * VECTOR * dtype.itemsize
-    ahead = min(AHEAD, (limits.shared_bytes_per_block - STATIC_SHARED) // slot - MEMORY)
-    slots = -(-(n // VECTOR) // HELD_THREADS)
-    fits = aligned and order.by_vectors and slots <= MEMORY + REGISTERS and ahead >= 0
+    shared = MEMORY * HELD_THREADS * VECTOR * dtype.itemsize
+    fits = -(-(n // VECTOR) // HELD_THREADS) <= MEMORY + REGISTERS
+    fits = fits and shared + STATIC_SHARED <= limits.shared_bytes_per_block
     shares = order.along_y and order.width * order.height == HELD_THREADS and order.distances in HELD_TREES
-    if fits and shares:
-        options = (*element, f"-DMEMORY={MEMORY}", f"-DREGISTERS={REGISTERS}", f"-DAHEAD={ahead}")
-        return Geometry("row_held", (rows,), (HELD_THREADS,), (MEMORY + ahead) * slot, options)
-    options = (*element, "-DMEMORY=1", "-DREGISTERS=1", "-DAHEAD=0")
+    if aligned and order.by_vectors and fits and shares:
+        options = (*element, f"-DMEMORY={MEMORY}", f"-DREGISTERS={REGISTERS}")
+        return Geometry("row_held", (rows,), (HELD_THREADS,), shared, options)
+    options = (*element, "-DMEMORY=1", "-DREGISTERS=1")
     threads = order.width * (order.height if order.along_y else 1)
     return Geometry("row_any", (rows,), (threads,), 0, options)
 
@@ -602,17 +573,15 @@ class ModelNew(nn.Module):
         plan = geometry(order, rows, n, x.dtype, x.data_ptr() % (VECTOR * size) == 0, limits)
         module = cuda_module(CUDA_SOURCE, NVRTC_OPTIONS + plan.options, index)
         share = np.float32(rows) / np.float32(rows * n)
+        addresses = (x.data_ptr(), y.data_ptr())
         if plan.kernel == "row_held":
-            blocks = min(rows, module.resident_blocks(plan.kernel, HELD_THREADS, plan.shared_bytes))
             falling, x_first = trees
-            arguments = (np.int32(rows), np.int32(n), np.int32(x_first), np.int32(falling), share)
-            module.launch(
-                plan.kernel, (blocks,), plan.block, (x.data_ptr(), y.data_ptr(), *arguments), plan.shared_bytes
-            )
+            arguments = (*addresses, np.int32(n), np.int32(x_first), np.int32(falling), share)
+            module.launch(plan.kernel, plan.grid, plan.block, arguments, plan.shared_bytes)
             return y
         shift = 0  # of the magnitudes, which eager puts into a tensor of their own
         meeting = sum((d.bit_length() - 1) << 4 * i for i, d in enumerate(order.distances))
         arguments = (np.int64(n), np.int32(order.by_vectors), np.int32(shift), np.uint64(meeting))
-        arguments = (x.data_ptr(), y.data_ptr(), *arguments, np.int32(len(order.distances)), share)
+        arguments = (*addresses, *arguments, np.int32(len(order.distances)), share)
         module.launch(plan.kernel, plan.grid, plan.block, arguments)
         return y

@@ -33,7 +33,9 @@ class UnitNormFaults(Faults):
 
     def fault(self, name: str, x: torch.Tensor) -> Fault:
         if name not in self._known:
-            raise OracleError(f"no fault of x / ({self.norm.value}) is called {name}; there are: {', '.join(self._known)}")
+            raise OracleError(
+                f"no fault of x / ({self.norm.value}) is called {name}; there are: {', '.join(self._known)}"
+            )
         return self._known[name](x)
 
     def _hard_coded(self, x: torch.Tensor) -> Fault:

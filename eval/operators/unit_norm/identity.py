@@ -22,7 +22,7 @@ Shape = tuple[int, ...]
 OFFICIAL = "official"  # the task's own input, drawn on the CPU
 TIMED_SEED = 42  # of upstream's timed input
 MUTATION = 0.8
-HOSTED_DEVICE = Device(4, 2048)  # the small device of the host executor
+HOSTED_DEVICE = Device()  # the identity judge executes kernels for an H200
 
 
 @dataclass(frozen=True)

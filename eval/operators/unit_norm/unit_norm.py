@@ -11,11 +11,14 @@ from kbsub.adapters.task import Modules
 from kbsub.eval.operators.compare.oracle import Truth
 from kbsub.eval.operators.identity import IdentitySuite
 from kbsub.eval.operators.operator import Operator
-from kbsub.eval.operators.reduction_order import UnknownOrder, trees_of
+from kbsub.eval.operators.reduction_order import Device, UnknownOrder, trees_of
 from kbsub.eval.operators.unit_norm.faults import UnitNormFaults
 from kbsub.eval.operators.unit_norm.formula import Norm, eps_of, unit_norm
-from kbsub.eval.operators.unit_norm.identity import HOSTED_DEVICE, UnitNormCases
+from kbsub.eval.operators.unit_norm.identity import UnitNormCases
 from kbsub.eval.operators.unit_norm.on_cpu import in_cuda_order
+
+
+SMALL_DEVICE = Device(multiprocessors=4)  # what the stress suite executes kernels for, on a CPU
 
 
 class UnitNorm(Operator):
@@ -32,7 +35,7 @@ class UnitNorm(Operator):
             trees = trees_of(torch.__version__)
         except UnknownOrder:
             return None
-        return lambda x: in_cuda_order(x, self.norm, eps, trees, HOSTED_DEVICE)
+        return lambda x: in_cuda_order(x, self.norm, eps, trees, SMALL_DEVICE)
 
     def identity(self, modules: Modules) -> IdentitySuite | None:
         eps = eps_of(modules.Model(*modules.get_init_inputs()), self.norm)
