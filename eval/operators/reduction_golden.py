@@ -1,10 +1,10 @@
 """Golden vectors of PyTorch's CUDA reductions: their bits on a GPU for inputs that any machine can make again.
 
-    python -m kbsub.eval.operators.reduction_golden --write tests/golden/reductions_torch_2_11.json     # seconds, on a GPU
+    python -m kbsub.eval.operators.reduction_golden --write tests/golden/reductions_torch_2_11.json    # seconds, GPU
 
-A case is one reduction on a shape that takes one path of `Reduce.cuh` (each has its reason). Recorded: the SHA-256 of the
-results' bits, and the first of them. The recorder compares with the model of reduction_order.py at once and says where it
-differs, but writes what the GPU gave. A run without a GPU compares with what is written (tests/operators).
+A case is one reduction on a shape that takes one path of `Reduce.cuh` (each has its reason). Recorded: the SHA-256 of
+the results' bits, and the first of them. The recorder compares with the model of reduction_order.py at once and says
+where it differs, but writes what the GPU gave. A run without a GPU compares with what is written (tests/operators).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The order in which PyTorch's generic CUDA reduction adds, as a NumPy model: who adds what, and which tree they meet in.
+"""The order in which PyTorch's generic CUDA reduction adds, as a NumPy model: who adds what, and in which tree.
 
-Sum, mean and vector norm over one dimension go through `gpu_reduce_kernel` of `Reduce.cuh`. `plan` says how it would be
-launched (its `setReduceConfig`), `reduce` gives its bits. Written from the order alone; knows no torch, no kernel, no GPU.
-Not modelled: more than one reduced dimension, and a reduced dimension so long that TensorIterator cuts it (2^31 bytes).
+Sum, mean and vector norm over one dimension go through `gpu_reduce_kernel` of `Reduce.cuh`. `plan` says how it would
+be launched (its `setReduceConfig`), `reduce` gives its bits. Written from the order alone; knows no torch, no kernel
+and no GPU. Not modelled: more than one reduced dimension, and one so long that TensorIterator cuts it (2^31 bytes).
 
 Credit: the order is that of `Reduce.cuh` of PyTorch, (c) the PyTorch contributors, BSD-style licence
 (licenses/PYTORCH_251_LICENSE.txt).
@@ -25,7 +25,6 @@ WARP = 32
 ACCUMULATORS = 4  # of a thread, along the inputs; also the elements of its vectorised loads
 VECTORISED_FROM = 128  # inputs: from here on a contiguous dimension is loaded by vectors
 MOST_VALUES, LEAST_VALUES = 256, 16  # a thread: above the first a sum is spread over blocks, each keeping the second
-INDEX_BYTES = 2**31  # what 32-bit indexing reaches
 
 Term = Callable[[Float32, Float32], Float32]
 
@@ -71,8 +70,8 @@ class Device:
 
 @dataclass(frozen=True)
 class Plan:
-    """One launch. width, height: of the block. along_x, along_y: whether those threads share an output; blocks: how many
-    share one. by_vectors: the inputs are loaded four at a time from aligned addresses."""
+    """One launch. width, height: of the block. along_x, along_y: whether those threads share an output; blocks: how
+    many share one. by_vectors: the inputs are loaded four at a time from aligned addresses."""
 
     width: int
     height: int
@@ -152,7 +151,7 @@ def reduce(x: Float32, how: Plan, trees: Trees, term: Term = add, address: int =
         blocks = _meet(partial.reshape(outputs, how.blocks, height, width), trees.x_first, trees.falling)
         if how.blocks == 1:
             return blocks[:, 0]
-        # The last block folds the others' sums, each thread every (height * width)-th, and always meets along y first.
+        # The last block folds the others' sums, each thread every (height * width)-th, and meets along y first.
         waiting = height * width
         rounds = -(-how.blocks // waiting)
         staged = np.zeros((outputs, rounds * waiting), np.float32)
@@ -182,7 +181,7 @@ def _fold_vectors(x: Float32, how: Plan, shift: int, term: Term) -> Float32:
     """(outputs, sharing) for rows that begin `shift` elements behind an aligned address.
 
     Elements before the first aligned address go to threads shift..3 of the first row of threads, those behind the last
-    whole vector to its threads 0, 1, ..., always into accumulator 0, the former before and the latter after the vectors.
+    whole vector to its threads 0, 1, ..., always into accumulator 0: the former before the vectors, the latter after.
     """
     outputs, inputs = x.shape
     sharing = how.sharing

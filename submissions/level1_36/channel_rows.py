@@ -1,12 +1,12 @@
 """RMSNorm over channels that lie side by side: a warp a pixel of a channels-last tensor, read once.
 
-Contract: tolerance. For an x that is channels-last in memory (32, 64 or 128 channels) the order is eager's there, bit for
-bit, in the torch versions of FALLING: lane l adds channels l and l + 32 (64 channels), or the four of vec4 l (128), and the
-lanes meet in the tree of that version's warps; any other version is refused.
+Contract: tolerance. For an x that is channels-last in memory (32, 64 or 128 channels) the order is eager's there, bit
+for bit, in the torch versions of FALLING: lane l adds channels l and l + 32 (64 channels), or the four of vec4 l
+(128), and the lanes meet in the tree of that version's warps; any other version is refused.
 
-An x that is contiguous as the task has it is converted to rows and the result back on every call: the published route that
-fails (ten times as long as the kernel itself there). It is kept so that its price can be seen, and that eager adds in
-another order for each layout.
+An x that is contiguous as the task has it is converted to rows and the result back on every call: the published route
+that fails (ten times as long as the kernel itself there). It is kept so that its price can be seen, and that eager
+adds in another order for each layout.
 
 Credit: the order follows `Reduce.cuh` of PyTorch, (c) the PyTorch contributors, BSD-style licence (docs of this
 repository: NOTICE). Inference only. The experiment this restates is public: see README.md.

@@ -1,16 +1,17 @@
 """RMSNorm over the channels, nearest to real arithmetic, at memory speed.
 
-Contract: tolerance, declared accurate: x / sqrt(mean(x ** 2, dim=1) + eps), x (batch, channels, *), fp32, fp16, bf16, any
-layout: contiguous as it is, anything else through a contiguous copy. Every output is within a rounding and a half of its
-dtype from the float64 answer, where eager adds rounded squares in fp32, and infinite ones above 1.8e19.
+Contract: tolerance, declared accurate: x / sqrt(mean(x ** 2, dim=1) + eps), x (batch, channels, *), fp32, fp16, bf16,
+any layout: contiguous as it is, anything else through a contiguous copy. Every output is within a rounding and a half
+of its dtype from the float64 answer, where eager adds rounded squares in fp32, and infinite ones above 1.8e19.
 
-From `pixel_order.py`: the same walk over x (each pixel's channels spread over four threads, read once), without its order:
-squares and sums in float64, which no fp32 number overflows; the reciprocal root in two parts, so that an output is one
-fused multiply-add away from rounded once. What it costs is hidden behind the memory, where float64 is not slow.
+From `pixel_order.py`: the same walk over x (each pixel's channels spread over four threads, read once), without its
+order: squares and sums in float64, which no fp32 number overflows; the reciprocal root in two parts, so that an
+output is one fused multiply-add away from rounded once. What it costs is hidden behind the memory, where float64 is
+not slow.
 
 | kernel | grid, block | chosen when |
 |---|---|---|
-| `nearest_held` | tiles of 128 pixels, (32, 4) | channels and pixels of an image are multiples of 4, at most 128 channels |
+| `nearest_held` | tiles of 128 pixels, (32, 4) | channels and pixels of an image: multiples of 4; to 128 channels |
 | `nearest_any` | 256 pixels a block | everything else: reads x twice |
 
 Inference only.
@@ -133,7 +134,8 @@ extern "C" __global__ void __launch_bounds__(128) nearest_held(
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         const Sums s = part[i][lane];
-        total = Sums{__dadd_rn(total.x, s.x), __dadd_rn(total.y, s.y), __dadd_rn(total.z, s.z), __dadd_rn(total.w, s.w)};
+        total = Sums{__dadd_rn(total.x, s.x), __dadd_rn(total.y, s.y),
+                     __dadd_rn(total.z, s.z), __dadd_rn(total.w, s.w)};
     }
     const double channels = 4 * HELD;
     const Reciprocal a = reciprocal_of(total.x, channels, eps), b = reciprocal_of(total.y, channels, eps);

@@ -3,16 +3,17 @@
 Contract: bit-identical to `x / sqrt(mean(x ** 2, dim=1) + eps)` on CUDA (any NaN equals any NaN); fp32, fp16, bf16;
 x (batch, channels, *), contiguous. It reads x once where eager reads it twice and moves three temporaries.
 
-What fixes the bits: eager stores the squares before it adds them, so no fused multiply-add; the mean is PyTorch's generic
-reduction over a strided dimension. Four accumulators take the channels in turn and are added one by one; where a thread
-would have 16 channels and more for each of H threads, H threads share a pixel and meet in a tree. H and the rule that
-chooses it are in `order_of`. Here a pixel's channels are spread over four threads so that each owns whole accumulators:
-the same sums in the same order, whoever computes them. No sum crosses a pixel, so the sizes of x decide nothing else.
-This order is the same in every PyTorch read from 2.5 to 2.13 (the direction of the warp tree, which changed, is not in it).
+What fixes the bits: eager stores the squares before it adds them, so no fused multiply-add; the mean is PyTorch's
+generic reduction over a strided dimension. Four accumulators take the channels in turn and are added one by one; where
+a thread would have 16 channels and more for each of H threads, H threads share a pixel and meet in a tree. H and the
+rule that chooses it are in `order_of`. Here a pixel's channels are spread over four threads so that each owns whole
+accumulators: the same sums in the same order, whoever computes them. No sum crosses a pixel, so the sizes of x decide
+nothing else. This order is the same in every PyTorch read from 2.5 to 2.13: what changed there, the tree of a warp,
+is not in it.
 
 | kernel | grid, block | chosen when |
 |---|---|---|
-| `pixels_held` | tiles of 128 pixels, (32, 4) | channels and pixels of an image are multiples of 4, at most 128 channels |
+| `pixels_held` | tiles of 128 pixels, (32, 4) | channels and pixels of an image: multiples of 4; to 128 channels |
 | `pixels_any` | 256 pixels a block | everything else that `order_of` knows: reads x twice |
 
 Credit: the order follows `Reduce.cuh` of PyTorch, (c) the PyTorch contributors, BSD-style licence (docs of this
@@ -99,8 +100,8 @@ __device__ __forceinline__ float4 squares(float4 v)
 // pixels_held: grid (tiles of 32 x 4 pixels over all images), block (32, 4); x (images, 4 * HELD channels, pixels),
 // pixels = 4 * vectors. Thread (lane, g) keeps channels g, g + 4, g + 8, ... of four adjacent pixels.
 extern "C" __global__ void __launch_bounds__(128) pixels_held(
-    const Packed* __restrict__ x, Packed* __restrict__ y, unsigned vectors, unsigned all_vectors, int split, float share,
-    float eps)
+    const Packed* __restrict__ x, Packed* __restrict__ y, unsigned vectors, unsigned all_vectors, int split,
+    float share, float eps)
 {
     __shared__ float4 part[4][32];
     const unsigned lane = threadIdx.x, g = threadIdx.y, v = blockIdx.x * 32u + lane;
@@ -156,8 +157,8 @@ __device__ __forceinline__ float thread_sum(const Scalar* pixel, int channels, i
     return __fadd_rn(__fadd_rn(__fadd_rn(acc[0], acc[1]), acc[2]), acc[3]);
 }
 
-// pixels_any: grid (pixels of all images / 256), block 256; thread = one pixel of x (images, channels, pixels). The tree
-// pairs h with h + shares / 2 first: taken in bit-reversed order, that is the carry of a binary counter.
+// pixels_any: grid (pixels of all images / 256), block 256; thread = one pixel of x (images, channels, pixels).
+// The tree pairs h with h + shares / 2 first: taken in bit-reversed order, that is the carry of a binary counter.
 extern "C" __global__ void __launch_bounds__(256) pixels_any(
     const Scalar* __restrict__ x, Scalar* __restrict__ y, int channels, int pixels, long long all_pixels, int depth,
     float share, float eps)

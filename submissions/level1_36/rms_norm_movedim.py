@@ -1,7 +1,8 @@
 """PyTorch's own fused RMSNorm, `F.rms_norm`, on a view with the channels last.
 
-Contract: tolerance. The operator wants the normalised dimension last and side by side, so it copies the view on every call,
-and its result is again a view that is not laid out as x: the route is here to be timed beside those that leave x where it is.
+Contract: tolerance. The operator wants the normalised dimension last and side by side, so it copies the view on every
+call, and its result is again a view that is not laid out as x: the route is here to be timed beside those that leave
+x where it is.
 
 Inference only. The experiment this restates is public: see README.md.
 """

@@ -1,7 +1,7 @@
 """The task's own program, traced by TorchScript, whose fuser makes one kernel of what surrounds the reduction.
 
-Contract: tolerance. The reduction is eager's own; the fused kernels round elsewhere in half precision, where eager stores
-every step. Nothing is traced in the constructor: the harness moves the model afterwards.
+Contract: tolerance. The reduction is eager's own; the fused kernels round elsewhere in half precision, where eager
+stores every step. Nothing is traced in the constructor: the harness moves the model afterwards.
 
 Inference only. The experiment this restates is public: see README.md.
 """

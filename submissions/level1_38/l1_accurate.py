@@ -1,8 +1,8 @@
 """Division of rows by their mean magnitude, nearest to real arithmetic, each row read once.
 
-Contract: tolerance, declared accurate: `x / torch.mean(torch.abs(x), dim=1, keepdim=True)`, x (rows, n), fp32, fp16, bf16, any
-layout: contiguous as it is, anything else through a contiguous copy. Every output is within a rounding and a half of its
-dtype from the float64 answer.
+Contract: tolerance, declared accurate: `x / torch.mean(torch.abs(x), dim=1, keepdim=True)`;
+x (rows, n), fp32, fp16, bf16, any layout: contiguous as it is, anything else through a contiguous copy. Every output is
+within a rounding and a half of its dtype from the float64 answer.
 
 From `l1_order.py`: the same walk over x without its order. Four elements are added in fp32, fours in float64; a row
 whose magnitudes overflow in fp32 is added again in float64, from what is already on the chip. The
@@ -34,8 +34,8 @@ MEMORY, REGISTERS = 16, 16  # vec4 a thread of `row_once`: in shared memory, in 
 STATIC_SHARED = 256  # bytes of `row_once`: two sums a warp
 
 CUDA_SOURCE = r"""
-// Built with -DELEMENT (0 float, 1 half, 2 bfloat16), -DNORM (1: mean of magnitudes, 2: root of the sum of squares), and
-// the shape of row_once: -DMEMORY and -DREGISTERS, the vec4 that a thread keeps in each.
+// Built with -DELEMENT (0 float, 1 half, 2 bfloat16), -DNORM (1: mean of magnitudes, 2: root of the sum of squares),
+// and the shape of row_once: -DMEMORY and -DREGISTERS, the vec4 that a thread keeps in each.
 #if ELEMENT == 0
 typedef float Scalar;
 typedef float4 Packed;
@@ -102,8 +102,8 @@ __device__ __forceinline__ Packed load(const Packed* p) { return *p; }
 __device__ __forceinline__ void store(Packed* p, Packed v) { *p = v; }
 
 // ---- the arithmetic ----
-// Four elements in fp32: their sum of magnitudes, or of squares. Below 2^-22 off where nothing is lost at the ends of fp32's
-// range; `safe` says where that is, and the row is added again in float64 where it is not.
+// Four elements in fp32: their sum of magnitudes, or of squares. Below 2^-22 off where nothing is lost at the ends of
+// fp32's range; `safe` says where that is, and the row is added again in float64 where it is not.
 __device__ __forceinline__ float four(float4 v)
 {
 #if NORM == 1
@@ -173,9 +173,9 @@ __device__ __forceinline__ double over_block(double v, double* room)
 }
 
 // ---- where a row lies ----
-// PyTorch's vectorised loop takes vec4 0, 1, ... from the first address that is a multiple of four elements; before it lie
-// `head` elements of the row, behind the last whole vec4 `tail`. Here a frame of vec4 begins at the 128-byte line that
-// vec4 0 lies in, `lead` vec4 before it: warps then read and write whole lines.
+// PyTorch's vectorised loop takes vec4 0, 1, ... from the first address that is a multiple of four elements; before
+// it lie `head` elements of the row, behind the last whole vec4 `tail`. Here a frame of vec4 begins at the 128-byte
+// line that vec4 0 lies in, `lead` vec4 before it: warps then read and write whole lines.
 constexpr int LINE = 128 / sizeof(Packed), SLOTS = MEMORY + REGISTERS;
 struct Frame {
     long long first;  // element at which PyTorch's vec4 0 begins
@@ -192,7 +192,7 @@ __device__ __forceinline__ Frame frame(long long row, int n)
     f.tail = (n - f.head) & 3;
     return f;
 }
-// Slot k of thread u is vec4 u + 512k of the frame; where slot 0 would lie before the row, it is the one behind the last.
+// Slot k of thread u is vec4 u + 512k of the frame; where slot 0 would lie before the row, it is behind the last.
 __device__ __forceinline__ int place(const Frame& f, int u, int k)
 {
     return u + 512 * k + (k == 0 && u < f.lead ? 512 * SLOTS : 0);

@@ -1,7 +1,7 @@
 """`F.normalize` by the 1-norm with eps = 0, then times the number of elements.
 
-Contract: tolerance. PyTorch's own name for the division by the sum of magnitudes; the factor that makes a mean of it costs
-another trip through memory, and two roundings where eager has one.
+Contract: tolerance. PyTorch's own name for the division by the sum of magnitudes; the factor that makes a mean of it
+costs another trip through memory, and two roundings where eager has one.
 
 Inference only. The experiment this restates is public: see README.md.
 """

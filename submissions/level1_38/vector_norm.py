@@ -1,8 +1,8 @@
 """The 1-norm divided by the number of elements, for the mean of the magnitudes.
 
-Contract: tolerance. `torch.linalg.vector_norm` takes the magnitudes as it adds, so eager's tensor of magnitudes is never
-made: one trip through memory less in, one less out. The bits differ where dividing by n rounds otherwise than multiplying
-by 1 / n does.
+Contract: tolerance. `torch.linalg.vector_norm` takes the magnitudes as it adds, so eager's tensor of magnitudes is
+never made: one trip through memory less in, one less out. The bits differ where dividing by n rounds otherwise than
+multiplying by 1 / n does.
 
 Inference only. The experiment this restates is public: see README.md.
 """

@@ -5,8 +5,8 @@ bf16; x (rows, n), contiguous. The order depends on the torch version (the direc
 warps meet before or after it): versions that are not in TREES are refused.
 
 What fixes the bits: PyTorch gives a row to the 512 threads of a block. Thread t adds vec4 t, t + 512, t + 1024, ...,
-counted from the first 16-byte address inside the row, into four accumulators, one an element of the vec4, each square by
-a fused multiply-add; the up to three elements before that address, and those behind the last whole vec4, go into
+counted from the first 16-byte address inside the row, into four accumulators, one an element of the vec4, each square
+by a fused multiply-add; the up to three elements before that address, and those behind the last whole vec4, go into
 accumulator 0 of threads 0 to 3. Here a thread keeps all the vec4 of one of those threads, half of them in registers and
 half in shared memory, until the row's norm is known: the row is read once, where eager reads it twice.
 
@@ -45,8 +45,8 @@ HELD_TREES = (
 )
 
 CUDA_SOURCE = r"""
-// Built with -DELEMENT (0 float, 1 half, 2 bfloat16), -DNORM (1: mean of magnitudes, 2: root of the sum of squares), and
-// the shape of row_held: -DMEMORY and -DREGISTERS, the vec4 that a thread keeps in each.
+// Built with -DELEMENT (0 float, 1 half, 2 bfloat16), -DNORM (1: mean of magnitudes, 2: root of the sum of squares),
+// and the shape of row_held: -DMEMORY and -DREGISTERS, the vec4 that a thread keeps in each.
 #if ELEMENT == 0
 typedef float Scalar;
 typedef float4 Packed;
@@ -142,7 +142,7 @@ __device__ __forceinline__ float4 over(float4 v, float norm)
 {
     return make_float4(__fdiv_rn(v.x, norm), __fdiv_rn(v.y, norm), __fdiv_rn(v.z, norm), __fdiv_rn(v.w, norm));
 }
-// All lanes get the sum that lane 0 of PyTorch's tree gets: at each step both sides of a pair add the same two numbers.
+// All lanes get the sum that lane 0 of PyTorch's tree gets: at each step both sides of a pair add the same numbers.
 __device__ __forceinline__ float across(float v, int farthest, bool falling)
 {
     for (int near = 1; near <= farthest; near *= 2)
@@ -151,9 +151,9 @@ __device__ __forceinline__ float across(float v, int farthest, bool falling)
 }
 
 // ---- where a row lies ----
-// PyTorch's vectorised loop takes vec4 0, 1, ... from the first address that is a multiple of four elements; before it lie
-// `head` elements of the row, behind the last whole vec4 `tail`. Here a frame of vec4 begins at the 128-byte line that
-// vec4 0 lies in, `lead` vec4 before it: warps then read and write whole lines.
+// PyTorch's vectorised loop takes vec4 0, 1, ... from the first address that is a multiple of four elements; before
+// it lie `head` elements of the row, behind the last whole vec4 `tail`. Here a frame of vec4 begins at the 128-byte
+// line that vec4 0 lies in, `lead` vec4 before it: warps then read and write whole lines.
 constexpr int LINE = 128 / sizeof(Packed), SLOTS = MEMORY + REGISTERS;
 struct Frame {
     long long first;  // element at which PyTorch's vec4 0 begins
@@ -170,7 +170,7 @@ __device__ __forceinline__ Frame frame(long long row, int n)
     f.tail = (n - f.head) & 3;
     return f;
 }
-// Slot k of thread u is vec4 u + 512k of the frame; where slot 0 would lie before the row, it is the one behind the last.
+// Slot k of thread u is vec4 u + 512k of the frame; where slot 0 would lie before the row, it is behind the last.
 __device__ __forceinline__ int place(const Frame& f, int u, int k)
 {
     return u + 512 * k + (k == 0 && u < f.lead ? 512 * SLOTS : 0);
@@ -442,8 +442,8 @@ def cuda_module(source: str, options: tuple, index: int) -> CudaModule:
 
 
 ELEMENTS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
-# (lanes pair at falling distances, the threads along x meet before those along y), by torch version. Nothing else counts
-# as known: a version whose order was neither read nor measured is refused.
+# (lanes pair at falling distances, the threads along x meet before those along y), by torch version. Nothing else is
+# known: a version whose order was neither read nor measured is refused.
 TREES = {
     **{(2, minor): (False, False) for minor in range(5, 10)},
     **{(2, minor): (True, True) for minor in range(11, 14)},

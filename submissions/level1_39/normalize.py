@@ -1,7 +1,7 @@
 """`F.normalize` with eps = 0: PyTorch's own name for the whole task.
 
-Contract: baseline. It launches eager's reduction and eager's division, and a clamp of the norms at 0 between them that
-changes nothing, so it must be bit-identical.
+Contract: baseline. It launches eager's reduction and eager's division, and a clamp of the norms at 0 between them
+that changes nothing, so it must be bit-identical.
 
 Inference only. The experiment this restates is public: see README.md.
 """

@@ -31,7 +31,7 @@ def divisor(x: torch.Tensor, norm: Norm, eps: float) -> torch.Tensor:
 
 
 def unit_norm(x: torch.Tensor, norm: Norm, eps: float = 0.0) -> Truth:
-    """The float64 answer for x (batch, n, *), any float dtype. A slice of zeros with eps = 0 is 0/0, NaN, as in the formula."""
+    """The float64 answer for x (batch, n, *), any float dtype. Zeros with eps = 0 are 0/0, NaN, as in the formula."""
     if x.dim() <= DIM:
         raise OracleError(f"input of shape {tuple(x.shape)} has no dimension {DIM} to normalise")
     y = torch.empty(x.shape, dtype=torch.float64, device=x.device)

@@ -16,7 +16,7 @@ from kbsub.eval.operators.unit_norm.formula import Norm
 
 
 def in_cuda_order(x: torch.Tensor, norm: Norm, eps: float, trees: order.Trees, device: order.Device) -> torch.Tensor:
-    """y of x's shape and dtype, x (batch, n, *) contiguous: eager's steps, each rounded to the dtype where it is stored.
+    """y of x's shape and dtype, x (batch, n, *) contiguous: eager's steps, rounded to the dtype where it is stored.
 
     trees, device: of the torch and the GPU that are modelled; they matter where the channels are the fastest dimension.
     """

@@ -17,7 +17,6 @@ from kbsub.eval.operators.unit_norm.formula import Norm, eps_of, unit_norm
 from kbsub.eval.operators.unit_norm.identity import UnitNormCases
 from kbsub.eval.operators.unit_norm.on_cpu import in_cuda_order
 
-
 SMALL_DEVICE = Device(multiprocessors=4)  # what the stress suite executes kernels for, on a CPU
 
 
