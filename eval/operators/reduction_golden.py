@@ -28,7 +28,7 @@ FIRST = 4  # results that are kept as they are, to see how far a wrong model is 
 
 
 @dataclass(frozen=True)
-class Case:
+class ReductionCase:
     """kind: mean, norm or sum; shape: (outputs, inputs) of rows, or (batch, channels, plane) reduced over the channels.
 
     shift: elements by which x begins behind an aligned address. why: the path that the shape takes.
@@ -67,14 +67,14 @@ _ROWS = (
     ((1, 2_000_003), "a row over more blocks than a warp has lanes"),
 )
 CASES = (
-    *(Case("mean", shape, why) for shape, why in _STRIDED),
-    *(Case(kind, shape, why) for kind in ("mean", "norm", "sum") for shape, why in _ROWS),
-    *(Case("norm", (16, 8191), "x begins behind an aligned address", shift) for shift in (1, 2, 3)),
-    Case("sum", (2, 300_007), "x begins behind an aligned address, several blocks a row", 3),
+    *(ReductionCase("mean", shape, why) for shape, why in _STRIDED),
+    *(ReductionCase(kind, shape, why) for kind in ("mean", "norm", "sum") for shape, why in _ROWS),
+    *(ReductionCase("norm", (16, 8191), "x begins behind an aligned address", shift) for shift in (1, 2, 3)),
+    ReductionCase("sum", (2, 300_007), "x begins behind an aligned address, several blocks a row", 3),
 )
 
 
-def input_of(case: Case) -> Float32:
+def input_of(case: ReductionCase) -> Float32:
     """x of the case, fp32 multiples of 2^-24 in [-1, 1): the top bits of PCG64's raw stream, whose values are fixed."""
     seed = int.from_bytes(hashlib.sha256(case.name.encode()).digest()[:4], "little")
     raw = np.random.PCG64(seed).random_raw(int(np.prod(case.shape)))
@@ -83,7 +83,7 @@ def input_of(case: Case) -> Float32:
     return x
 
 
-def modelled(case: Case, trees: order.Trees, device: order.Device) -> Float32:
+def modelled(case: ReductionCase, trees: order.Trees, device: order.Device) -> Float32:
     """What the model gives for the case, flat."""
     x = input_of(case)
     if len(case.shape) == 3:
@@ -106,7 +106,7 @@ def first(values: Float32) -> list[str]:
     return [f"{int(bits):08x}" for bits in np.ascontiguousarray(values, np.float32).view(np.uint32)[:FIRST]]
 
 
-def recorded(case: Case) -> Float32:
+def recorded(case: ReductionCase) -> Float32:
     """What PyTorch gives on this machine's GPU, flat."""
     import torch
 

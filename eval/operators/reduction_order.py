@@ -69,7 +69,7 @@ class Device:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ReductionLaunch:
     """One launch. width, height: of the block. along_x, along_y: whether those threads share an output; blocks: how
     many share one. by_vectors: the inputs are loaded four at a time from aligned addresses."""
 
@@ -91,7 +91,7 @@ def power_of_two(n: int, most: int) -> int:
     return min(1 << (max(n, 1).bit_length() - 1), most)
 
 
-def plan(outputs: int, inputs: int, contiguous: bool, plane: int = 1, device: Device | None = None) -> Plan:
+def plan(outputs: int, inputs: int, contiguous: bool, plane: int = 1, device: Device | None = None) -> ReductionLaunch:
     """The launch of a reduction of `inputs` elements to each of `outputs`.
 
     contiguous: the reduced dimension is the fastest one. Otherwise `plane` is the length of the fastest dimension, in
@@ -119,7 +119,7 @@ def plan(outputs: int, inputs: int, contiguous: bool, plane: int = 1, device: De
     blocks = 1
     if along_y and values >= MOST_VALUES and grid <= room:
         blocks = max(min(-(-room // grid), -(-values // LEAST_VALUES)), -(-values // MOST_VALUES))
-    return Plan(width, height, contiguous, along_y, blocks, by_vectors)
+    return ReductionLaunch(width, height, contiguous, along_y, blocks, by_vectors)
 
 
 def add(a: Float32, b: Float32) -> Float32:
@@ -132,7 +132,7 @@ def add_square(a: Float32, b: Float32) -> Float32:
     return fma(b, b, a)
 
 
-def reduce(x: Float32, how: Plan, trees: Trees, term: Term = add, address: int = 0) -> Float32:
+def reduce(x: Float32, how: ReductionLaunch, trees: Trees, term: Term = add, address: int = 0) -> Float32:
     """The sum of each row of x (outputs, inputs) fp32 in PyTorch's order -> (outputs,) fp32.
 
     term: what a thread does with its next element; partial sums are always added. address: of x[0, 0] in elements,
@@ -177,7 +177,7 @@ def _fold_strided(x: Float32, sharing: int, term: Term) -> Float32:
     return _one_by_one(sums)
 
 
-def _fold_vectors(x: Float32, how: Plan, shift: int, term: Term) -> Float32:
+def _fold_vectors(x: Float32, how: ReductionLaunch, shift: int, term: Term) -> Float32:
     """(outputs, sharing) for rows that begin `shift` elements behind an aligned address.
 
     Elements before the first aligned address go to threads shift..3 of the first row of threads, those behind the last

@@ -43,7 +43,7 @@ def test_the_model_gives_what_a_gpu_gave(path: Path):
 # ---- a literal walk: each thread by itself, each meeting by itself ----
 
 
-def walked(x: np.ndarray, how: order.Plan, trees: order.Trees, address: int) -> np.float32:
+def walked(x: np.ndarray, how: order.ReductionLaunch, trees: order.Trees, address: int) -> np.float32:
     """One output of `how` as its threads compute it, in Python numbers; a sum of elements, one block an output."""
     n, width, height = len(x), how.width, how.height if how.along_y else 1
     threads = {}
@@ -69,7 +69,7 @@ def _falling(n: int) -> list[int]:
     return [n >> level for level in range(1, n.bit_length()) if n >> level]
 
 
-def _thread(x: np.ndarray, t: int, how: order.Plan, address: int) -> np.float32:
+def _thread(x: np.ndarray, t: int, how: order.ReductionLaunch, address: int) -> np.float32:
     sums = [np.float32(0)] * 4
     step, n = how.sharing, len(x)
     if how.by_vectors:

@@ -36,7 +36,13 @@ LIBRARY = [key for key in SOURCES if key not in CUDA]
 EXACT = [key for key in CUDA if DECLARED[key[0]][key[1]].contract == "bit-identical"]
 ACCURATE = [key for key in CUDA if DECLARED[key[0]][key[1]].accurate]
 ROWS = [key for key in EXACT if key[0] != "level1_36"]
-PRECISIONS = [(key, precision) for key in EXACT for precision in DECLARED[key[0]][key[1]].precision]
+# `make test` takes fp32, and one half precision a task; the rest is slow.
+OFTEN = {"level1_36": "bf16", "level1_38": "fp16", "level1_39": "bf16"}
+PRECISIONS = [
+    pytest.param(key, precision, marks=[] if precision in ("fp32", OFTEN[key[0]]) else [pytest.mark.slow])
+    for key in EXACT
+    for precision in DECLARED[key[0]][key[1]].precision
+]
 
 PLANES = (
     (2, 64, 8, 12),  # four threads share a pixel: the official order
@@ -160,6 +166,14 @@ def test_thread_order_changes_nothing(key: tuple[str, str]) -> None:
         torch.manual_seed(5)
         results.append(space_of(key, seed=seed)["ModelNew"](*INIT[key[0]])(torch.randn(SHAPES[key[0]][0])))
     assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("kind", ["order", "accurate"])
+def test_the_two_row_tasks_share_their_kernels(kind: str) -> None:
+    sources: dict[str, Any] = {"l1": {}, "l2": {}}
+    for task, stem in (("level1_38", "l1"), ("level1_39", "l2")):
+        exec(SOURCES[task, f"{stem}_{kind}"], sources[stem])
+    assert sources["l1"]["CUDA_SOURCE"] == sources["l2"]["CUDA_SOURCE"]
 
 
 def test_the_order_in_the_files_is_that_of_the_operator() -> None:

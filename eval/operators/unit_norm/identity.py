@@ -26,7 +26,7 @@ HOSTED_DEVICE = Device()  # the identity judge executes kernels for an H200
 
 
 @dataclass(frozen=True)
-class Group:
+class NormGroup:
     """Cases of one shape: for each seed, for each input, for each eps (None: the Model's own).
 
     shape None: the task's own, for which `small` stands in on a CPU; other shapes are taken as they are where they have
@@ -65,7 +65,7 @@ def _specials(shape: Shape, device: torch.device) -> torch.Tensor:
     return x
 
 
-def _planes() -> tuple[Group, ...]:
+def _planes() -> tuple[NormGroup, ...]:
     """Shapes of (batch, channels, plane): each another path of the reduction order, or of a kernel."""
     shapes: tuple[Shape, ...] = (
         (4, 64, 512, 512),  # the published scene
@@ -81,13 +81,13 @@ def _planes() -> tuple[Group, ...]:
     )
     small = (2, 64, 8, 12)
     return (
-        Group(FULL_SIZE, None, (0, 1, 2, 3, 4, 5), FULL_INPUTS, small=small),
-        Group("hard values", (3, 64, 8, 12), (7,), HARD_INPUTS, EVERY_EPS),
-        *(Group("another shape", shape, (827,), ("uniform", "normal")) for shape in shapes),
+        NormGroup(FULL_SIZE, None, (0, 1, 2, 3, 4, 5), FULL_INPUTS, small=small),
+        NormGroup("hard values", (3, 64, 8, 12), (7,), HARD_INPUTS, EVERY_EPS),
+        *(NormGroup("another shape", shape, (827,), ("uniform", "normal")) for shape in shapes),
     )
 
 
-def _rows() -> tuple[Group, ...]:
+def _rows() -> tuple[NormGroup, ...]:
     """Shapes of (rows, n), likewise."""
     shapes: tuple[Shape, ...] = (
         (64, 65535),
@@ -100,9 +100,9 @@ def _rows() -> tuple[Group, ...]:
         (0, 1024),
     )
     return (
-        Group(FULL_SIZE, None, (0, 1, 2, 3, 4, 5), FULL_INPUTS, small=(16, 8191)),
-        Group("hard values", (17, 8200), (7,), HARD_INPUTS),
-        *(Group("another shape", shape, (827,), ("uniform", "normal")) for shape in shapes),
+        NormGroup(FULL_SIZE, None, (0, 1, 2, 3, 4, 5), FULL_INPUTS, small=(16, 8191)),
+        NormGroup("hard values", (17, 8200), (7,), HARD_INPUTS),
+        *(NormGroup("another shape", shape, (827,), ("uniform", "normal")) for shape in shapes),
     )
 
 
@@ -114,7 +114,7 @@ class UnitNormCases(IdentitySuite):
         self.init_inputs = modules.get_init_inputs()
         self.groups = _planes() if len(shape) > 2 else _rows()
 
-    def _cases(self, setting: Setting) -> Iterator[tuple[Group, Shape, int, str, float]]:
+    def _cases(self, setting: Setting) -> Iterator[tuple[NormGroup, Shape, int, str, float]]:
         for group in self.groups:
             shape = group.shape or (self.shape if setting.full else group.small)
             if not setting.full and torch.Size(shape).numel() > HOST_ELEMENTS:
