@@ -227,7 +227,7 @@ def test_channels_last_rows_have_eagers_bits_of_that_layout(channels: int, preci
 # ---- the float64 answer ----
 
 
-@pytest.mark.parametrize("precision", DTYPES)
+@pytest.mark.parametrize("precision", ["fp32", *(pytest.param(p, marks=pytest.mark.slow) for p in ("fp16", "bf16"))])
 @pytest.mark.parametrize("key", ACCURATE, ids=str)
 def test_keeps_the_accurate_bound(key: tuple[str, str], precision: str) -> None:
     space = space_of(key)
