@@ -31,17 +31,23 @@ FIRST = 4  # results that are kept as they are, to see how far a wrong model is 
 class ReductionCase:
     """kind: mean, norm or sum; shape: (outputs, inputs) of rows, or (batch, channels, plane) reduced over the channels.
 
-    shift: elements by which x begins behind an aligned address. why: the path that the shape takes.
+    shift: elements by which x begins behind an aligned address. why: the path that the shape takes. half: x is float16,
+    and the result fp32 (the sum before it would be rounded).
     """
 
     kind: str
     shape: tuple[int, ...]
     why: str
     shift: int = 0
+    half: bool = False
 
     @property
     def name(self) -> str:
-        return f"{self.kind} {'x'.join(map(str, self.shape))}" + (f" shift {self.shift}" if self.shift else "")
+        return (
+            f"{self.kind} {'x'.join(map(str, self.shape))}"
+            + (f" shift {self.shift}" if self.shift else "")
+            + " half" * self.half
+        )
 
 
 _STRIDED = (
@@ -71,6 +77,9 @@ CASES = (
     *(ReductionCase(kind, shape, why) for kind in ("mean", "norm", "sum") for shape, why in _ROWS),
     *(ReductionCase("norm", (16, 8191), "x begins behind an aligned address", shift) for shift in (1, 2, 3)),
     ReductionCase("sum", (2, 300_007), "x begins behind an aligned address, several blocks a row", 3),
+    *(ReductionCase(kind, shape, f"16 bits: {why}", half=True) for kind in ("mean", "norm") for shape, why in _ROWS),
+    *(ReductionCase("mean", (16, 8191), "16 bits: x begins behind an aligned address", by, True) for by in (1, 4, 7)),
+    ReductionCase("mean", (2, 64, 96), "16 bits: four outputs a thread, four threads an output", half=True),
 )
 
 
@@ -79,19 +88,20 @@ def input_of(case: ReductionCase) -> Float32:
     seed = int.from_bytes(hashlib.sha256(case.name.encode()).digest()[:4], "little")
     raw = np.random.PCG64(seed).random_raw(int(np.prod(case.shape)))
     drawn = (raw >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-23) - np.float32(1)
-    x: Float32 = drawn.astype(np.float32).reshape(case.shape)
+    x: Float32 = drawn.astype(np.float16 if case.half else np.float32).astype(np.float32).reshape(case.shape)
     return x
 
 
 def modelled(case: ReductionCase, trees: order.Trees, device: order.Device) -> Float32:
     """What the model gives for the case, flat."""
     x = input_of(case)
+    vector = 8 if case.half and case.kind != "norm" else order.VECTOR
     if len(case.shape) == 3:
         batch, channels, plane = case.shape
         rows = np.ascontiguousarray(x.transpose(0, 2, 1).reshape(batch * plane, channels))
-        how = order.plan(batch * plane, channels, False, plane, device)
+        how = order.plan(batch * plane, channels, False, plane, device, vector)
     else:
-        rows, how = x, order.plan(case.shape[0], case.shape[1], True, device=device)
+        rows, how = x, order.plan(case.shape[0], case.shape[1], True, 1, device, vector)
     total = order.reduce(rows, how, trees, order.add_square if case.kind == "norm" else order.add, case.shift)
     if case.kind == "mean":
         total = total * (np.float32(rows.shape[0]) / np.float32(rows.size))
@@ -111,13 +121,14 @@ def recorded(case: ReductionCase) -> Float32:
     import torch
 
     x = input_of(case)
-    room = torch.empty(x.size + case.shift, dtype=torch.float32, device="cuda")
+    room = torch.empty(x.size + case.shift, dtype=torch.float16 if case.half else torch.float32, device="cuda")
     given = room[case.shift :].view(case.shape)
     given.copy_(torch.from_numpy(x))
+    wide = torch.float32  # of a 16-bit input: cast and reduction in one kernel
     if case.kind == "norm":
-        result = torch.norm(given, p=2, dim=1)
+        result = torch.linalg.vector_norm(given, 2, dim=1, dtype=wide)
     else:
-        result = torch.mean(given, dim=1) if case.kind == "mean" else torch.sum(given, dim=1)
+        result = (torch.mean if case.kind == "mean" else torch.sum)(given, dim=1, dtype=wide)
     flat: Float32 = result.reshape(-1).cpu().numpy()
     return flat
 

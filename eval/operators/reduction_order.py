@@ -22,7 +22,8 @@ from kbsub.eval.operators.layer_norm.order import Float32, fma
 
 THREADS = 512  # of a block, divided by the outputs a thread
 WARP = 32
-ACCUMULATORS = 4  # of a thread, along the inputs; also the elements of its vectorised loads
+ACCUMULATORS = 4  # of a thread, along the inputs
+VECTOR = 4  # elements of its vectorised loads, each with an accumulator; 8 for sums and means of 16-bit elements (2.11)
 VECTORISED_FROM = 128  # inputs: from here on a contiguous dimension is loaded by vectors
 MOST_VALUES, LEAST_VALUES = 256, 16  # a thread: above the first a sum is spread over blocks, each keeping the second
 
@@ -71,7 +72,7 @@ class Device:
 @dataclass(frozen=True)
 class ReductionLaunch:
     """One launch. width, height: of the block. along_x, along_y: whether those threads share an output; blocks: how
-    many share one. by_vectors: the inputs are loaded four at a time from aligned addresses."""
+    many share one. by_vectors: the inputs are loaded `vector` at a time from aligned addresses."""
 
     width: int
     height: int
@@ -79,6 +80,7 @@ class ReductionLaunch:
     along_y: bool
     blocks: int = 1
     by_vectors: bool = False
+    vector: int = VECTOR
 
     @property
     def sharing(self) -> int:
@@ -91,17 +93,25 @@ def power_of_two(n: int, most: int) -> int:
     return min(1 << (max(n, 1).bit_length() - 1), most)
 
 
-def plan(outputs: int, inputs: int, contiguous: bool, plane: int = 1, device: Device | None = None) -> ReductionLaunch:
+def plan(
+    outputs: int,
+    inputs: int,
+    contiguous: bool,
+    plane: int = 1,
+    device: Device | None = None,
+    vector: int = VECTOR,
+) -> ReductionLaunch:
     """The launch of a reduction of `inputs` elements to each of `outputs`.
 
     contiguous: the reduced dimension is the fastest one. Otherwise `plane` is the length of the fastest dimension, in
     which outputs are adjacent, and the other strides are multiples of it (a contiguous (batch, channels, plane)).
+    vector: elements of a vectorised load.
     """
     device = device or Device()
     outputs_a_thread, by_vectors = 1, False
     if contiguous:
         by_vectors = inputs >= VECTORISED_FROM
-        across, down = inputs // (ACCUMULATORS if by_vectors else 1), outputs
+        across, down = inputs // (vector if by_vectors else 1), outputs
     else:
         outputs_a_thread = 4 if plane % 4 == 0 else 2 if plane % 2 == 0 else 1
         across, down = outputs // outputs_a_thread, inputs
@@ -119,7 +129,7 @@ def plan(outputs: int, inputs: int, contiguous: bool, plane: int = 1, device: De
     blocks = 1
     if along_y and values >= MOST_VALUES and grid <= room:
         blocks = max(min(-(-room // grid), -(-values // LEAST_VALUES)), -(-values // MOST_VALUES))
-    return ReductionLaunch(width, height, contiguous, along_y, blocks, by_vectors)
+    return ReductionLaunch(width, height, contiguous, along_y, blocks, by_vectors, vector)
 
 
 def add(a: Float32, b: Float32) -> Float32:
@@ -135,8 +145,8 @@ def add_square(a: Float32, b: Float32) -> Float32:
 def reduce(x: Float32, how: ReductionLaunch, trees: Trees, term: Term = add, address: int = 0) -> Float32:
     """The sum of each row of x (outputs, inputs) fp32 in PyTorch's order -> (outputs,) fp32.
 
-    term: what a thread does with its next element; partial sums are always added. address: of x[0, 0] in elements,
-    modulo 4; row r begins r * inputs further (it matters where `how` loads by vectors).
+    term: what a thread does with its next element; partial sums are always added. address: of x[0, 0] in elements; row
+    r begins r * inputs further (it matters where `how` loads by vectors).
     """
     outputs, inputs = x.shape
     with np.errstate(all="ignore"):
@@ -144,7 +154,7 @@ def reduce(x: Float32, how: ReductionLaunch, trees: Trees, term: Term = add, add
             partial = _fold_strided(x, how.sharing, term)
         else:
             partial = np.empty((outputs, how.sharing), np.float32)
-            shifts = (address + np.arange(outputs) * inputs) % ACCUMULATORS
+            shifts = (address + np.arange(outputs) * inputs) % how.vector
             for shift in np.unique(shifts):
                 partial[shifts == shift] = _fold_vectors(x[shifts == shift], how, int(shift), term)
         height, width = how.height if how.along_y else 1, how.width if how.along_x else 1
@@ -180,19 +190,19 @@ def _fold_strided(x: Float32, sharing: int, term: Term) -> Float32:
 def _fold_vectors(x: Float32, how: ReductionLaunch, shift: int, term: Term) -> Float32:
     """(outputs, sharing) for rows that begin `shift` elements behind an aligned address.
 
-    Elements before the first aligned address go to threads shift..3 of the first row of threads, those behind the last
+    Elements before the first aligned address go to threads shift.. of the first row of threads, those behind the last
     whole vector to its threads 0, 1, ..., always into accumulator 0: the former before the vectors, the latter after.
     """
     outputs, inputs = x.shape
-    sharing = how.sharing
-    head = (ACCUMULATORS - shift) % ACCUMULATORS
-    vectors, tail = divmod(inputs - head, ACCUMULATORS)
-    sums = np.zeros((outputs, ACCUMULATORS, sharing), np.float32)
+    sharing, size = how.sharing, how.vector
+    head = -shift % size
+    vectors, tail = divmod(inputs - head, size)
+    sums = np.zeros((outputs, size, sharing), np.float32)
     if head:
         sums[:, 0, shift : shift + head] = term(sums[:, 0, shift : shift + head], x[:, :head])
     turns = -(-vectors // sharing)
-    padded = np.zeros((outputs, turns * sharing, ACCUMULATORS), np.float32)
-    padded[:, :vectors] = x[:, head : head + vectors * ACCUMULATORS].reshape(outputs, vectors, ACCUMULATORS)
+    padded = np.zeros((outputs, turns * sharing, size), np.float32)
+    padded[:, :vectors] = x[:, head : head + vectors * size].reshape(outputs, vectors, size)
     for turn in range(turns):
         mine = slice(turn * sharing, (turn + 1) * sharing)
         present = np.arange(mine.start, mine.stop) < vectors
@@ -204,7 +214,7 @@ def _fold_vectors(x: Float32, how: ReductionLaunch, shift: int, term: Term) -> F
 
 def _one_by_one(sums: Float32) -> Float32:
     total: Float32 = sums[:, 0]
-    for i in range(1, ACCUMULATORS):
+    for i in range(1, sums.shape[1]):
         total = total + sums[:, i]
     return total
 

@@ -109,8 +109,21 @@ extern "C" __global__ void __launch_bounds__(256) channel_rows(
 #pragma unroll
         for (int i = 1; i < MINE; ++i)
             sum = __fadd_rn(sum, square(v[r][i]));
+#if CHANNELS == 128 && ELEMENT != 0
+        // PyTorch loads eight of 16 bits at once, with 16 lanes a pixel: two lanes here are one of those, the odd one
+        // goes on where the even one ends.
+        float both = __shfl_xor_sync(0xffffffffu, sum, 1);
+#pragma unroll
+        for (int i = 0; i < MINE; ++i)
+            both = __fadd_rn(both, square(v[r][i]));
+        const float other = __shfl_xor_sync(0xffffffffu, both, 1);
+        sum = lane % 2 ? both : other;
+        for (int i = 0; i < 4; ++i)
+            sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, falling ? 16 >> i : 2 << i));
+#else
         for (int i = 0; i < 5; ++i)
             sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, falling ? 16 >> i : 1 << i));
+#endif
         const float rms = rms_of(sum, share, eps);
         Scalar* row = y + (first + r) * CHANNELS;
 #if CHANNELS == 128
@@ -328,9 +341,14 @@ class ModelNew(nn.Module):
         channels = rows.shape[-1]
         pixels = rows.numel() // channels
         index = rows.device.index or 0
+        falling = falls(torch.__version__)
+        if channels == 128 and rows.element_size() == 2 and not falling:
+            raise ValueError(
+                f"x: dtype {rows.dtype}: how torch {torch.__version__} loads 128 of them is not known here"
+            )
         plan = geometry(pixels, channels, rows.dtype, device_limits(index))
         share = np.float32(pixels) / np.float32(rows.numel())
-        arguments = (np.int64(pixels), np.int32(falls(torch.__version__)), share, np.float32(self.eps))
+        arguments = (np.int64(pixels), np.int32(falling), share, np.float32(self.eps))
         module = cuda_module(CUDA_SOURCE, NVRTC_OPTIONS + plan.options, index)
         module.launch("channel_rows", plan.grid, plan.block, (rows.data_ptr(), y.data_ptr(), *arguments))
         return y

@@ -11,7 +11,7 @@ not slow.
 
 | kernel | grid, block | chosen when |
 |---|---|---|
-| `nearest_held` | tiles of 128 pixels, (32, 4) | channels and pixels of an image: multiples of 4; to 128 channels |
+| `nearest_held` | tiles of 512 or 128 pixels, (128 or 32, 4) | multiples of 4 channels, to 128, and of 4 pixels |
 | `nearest_any` | 256 pixels a block | everything else: reads x twice |
 
 Inference only.
@@ -29,13 +29,15 @@ import numpy as np
 import torch
 from torch import nn
 
-LANES, SHARES = 32, 4  # of `nearest_held`: threads along the pixels, threads that share a pixel's channels
+SHARES = 4  # of `nearest_held`: threads that share a pixel's channels
+LANES, WIDE_LANES = 128, 32  # of `nearest_held`: threads along the pixels; the second where registers are short
+NARROW_CHANNELS = 64  # up to these a thread has few enough registers for LANES
 VECTOR = 4  # pixels a thread
 HELD_CHANNELS = 128  # more do not fit into registers
 THREADS = 256  # of `nearest_any`, a pixel each
 
 CUDA_SOURCE = r"""
-// Built with -DELEMENT (0 float, 1 half, 2 bfloat16) and -DHELD (channels a thread of nearest_held).
+// Built with -DELEMENT (0 float, 1 half, 2 bfloat16); for nearest_held with -DHELD (channels a thread) and -DLANES.
 #if ELEMENT == 0
 typedef float Scalar;
 typedef float4 Packed;
@@ -104,13 +106,13 @@ __device__ __forceinline__ Sums fold(Sums s, float4 v)
     return Sums{__fma_rn(x, x, s.x), __fma_rn(y, y, s.y), __fma_rn(z, z, s.z), __fma_rn(w, w, s.w)};
 }
 
-// nearest_held: grid (tiles of 32 x 4 pixels over all images), block (32, 4); x (images, 4 * HELD channels, pixels),
-// pixels = 4 * vectors. Thread (lane, g) keeps channels g, g + 4, g + 8, ... of four adjacent pixels.
-extern "C" __global__ void __launch_bounds__(128) nearest_held(
+// nearest_held: grid (tiles of LANES x 4 pixels over all images), block (LANES, 4); x (images, 4 * HELD channels,
+// pixels), pixels = 4 * vectors. Thread (lane, g) keeps channels g, g + 4, g + 8, ... of four adjacent pixels.
+extern "C" __global__ void __launch_bounds__(4 * LANES) nearest_held(
     const Packed* __restrict__ x, Packed* __restrict__ y, unsigned vectors, unsigned all_vectors, double eps)
 {
-    __shared__ Sums part[4][32];
-    const unsigned lane = threadIdx.x, g = threadIdx.y, v = blockIdx.x * 32u + lane;
+    __shared__ Sums part[4][LANES];
+    const unsigned lane = threadIdx.x, g = threadIdx.y, v = blockIdx.x * (unsigned)LANES + lane;
     const bool inside = v < all_vectors;
     const unsigned image = v / vectors;
     const long long first = (long long)image * (4 * HELD) * vectors + (v - image * vectors) + (long long)g * vectors;
@@ -320,9 +322,10 @@ def geometry(images: int, channels: int, pixels: int, dtype: torch.dtype, aligne
     """From the sizes alone. aligned: x begins at a multiple of four elements."""
     vectors = images * (pixels // VECTOR)
     if aligned and not pixels % VECTOR and not channels % SHARES and channels <= HELD_CHANNELS:
-        options = (f"-DELEMENT={ELEMENTS[dtype]}", f"-DHELD={channels // SHARES}")
-        return Geometry("nearest_held", (-(-vectors // LANES),), (LANES, SHARES), options)
-    options = (f"-DELEMENT={ELEMENTS[dtype]}", "-DHELD=1")
+        lanes = LANES if channels <= NARROW_CHANNELS else WIDE_LANES
+        options = (f"-DELEMENT={ELEMENTS[dtype]}", f"-DHELD={channels // SHARES}", f"-DLANES={lanes}")
+        return Geometry("nearest_held", (-(-vectors // lanes),), (lanes, SHARES), options)
+    options = (f"-DELEMENT={ELEMENTS[dtype]}", "-DHELD=1", "-DLANES=32")
     return Geometry("nearest_any", (-(-images * pixels // THREADS),), (THREADS,), options)
 
 

@@ -13,7 +13,7 @@ is not in it.
 
 | kernel | grid, block | chosen when |
 |---|---|---|
-| `pixels_held` | tiles of 128 pixels, (32, 4) | channels and pixels of an image: multiples of 4; to 128 channels |
+| `pixels_held` | tiles of 512 or 128 pixels, (128 or 32, 4) | multiples of 4 channels, to 128, and of 4 pixels |
 | `pixels_any` | 256 pixels a block | everything else that `order_of` knows: reads x twice |
 
 Credit: the order follows `Reduce.cuh` of PyTorch, (c) the PyTorch contributors, BSD-style licence (docs of this
@@ -32,7 +32,9 @@ import numpy as np
 import torch
 from torch import nn
 
-LANES, SHARES = 32, 4  # of `pixels_held`: threads along the pixels, threads that share a pixel's channels
+SHARES = 4  # of `pixels_held`: threads that share a pixel's channels
+LANES, WIDE_LANES = 128, 32  # of `pixels_held`: threads along the pixels; the second where registers are short
+NARROW_CHANNELS = 64  # up to these a thread has few enough registers for LANES
 VECTOR = 4  # pixels a thread, and outputs a thread of PyTorch's kernel where the sizes allow it
 HELD_CHANNELS = 128  # more do not fit into registers
 THREADS = 256  # of `pixels_any`, a pixel each
@@ -41,7 +43,7 @@ REDUCE_THREADS = 512  # of a block of PyTorch's kernel, divided by its outputs a
 IMAGE_BYTES = 2**31  # beyond it PyTorch cuts the channels themselves into parts
 
 CUDA_SOURCE = r"""
-// Built with -DELEMENT (0 float, 1 half, 2 bfloat16) and -DHELD (channels a thread of pixels_held).
+// Built with -DELEMENT (0 float, 1 half, 2 bfloat16); for pixels_held with -DHELD (channels a thread) and -DLANES.
 #if ELEMENT == 0
 typedef float Scalar;
 typedef float4 Packed;
@@ -88,6 +90,22 @@ __device__ __forceinline__ float rms_of(float total, float share, float eps)
 {
     return stored(__fsqrt_rn(stored(__fadd_rn(stored(__fmul_rn(total, share)), eps))));
 }
+// x / d, rounded once, as __fdiv_rn. With r = 1 / d rounded, a quotient and two corrections, each by an exact remainder:
+// the second starts within an ulp, and no quotient of fp32 numbers is so near to a tie that what is left can matter.
+struct Divisor {
+    float d, r;
+    bool plain;  // nothing on the way leaves the normal numbers, for an x that is as plain
+};
+__device__ __forceinline__ bool is_plain(float v) { return v > 1e-18f && v < 1e18f; }
+__device__ __forceinline__ Divisor divisor(float d) { return Divisor{d, __frcp_rn(d), is_plain(d)}; }
+__device__ __forceinline__ float over(float x, Divisor by)
+{
+    if (!(by.plain && is_plain(fabsf(x))))
+        return __fdiv_rn(x, by.d);
+    float q = __fmul_rn(x, by.r);
+    q = __fmaf_rn(__fmaf_rn(-by.d, q, x), by.r, q);
+    return __fmaf_rn(__fmaf_rn(-by.d, q, x), by.r, q);
+}
 __device__ __forceinline__ float4 add(float4 a, float4 b)
 {
     return make_float4(__fadd_rn(a.x, b.x), __fadd_rn(a.y, b.y), __fadd_rn(a.z, b.z), __fadd_rn(a.w, b.w));
@@ -97,14 +115,14 @@ __device__ __forceinline__ float4 squares(float4 v)
     return make_float4(square(v.x), square(v.y), square(v.z), square(v.w));
 }
 
-// pixels_held: grid (tiles of 32 x 4 pixels over all images), block (32, 4); x (images, 4 * HELD channels, pixels),
-// pixels = 4 * vectors. Thread (lane, g) keeps channels g, g + 4, g + 8, ... of four adjacent pixels.
-extern "C" __global__ void __launch_bounds__(128) pixels_held(
+// pixels_held: grid (tiles of LANES x 4 pixels over all images), block (LANES, 4); x (images, 4 * HELD channels,
+// pixels), pixels = 4 * vectors. Thread (lane, g) keeps channels g, g + 4, g + 8, ... of four adjacent pixels.
+extern "C" __global__ void __launch_bounds__(4 * LANES) pixels_held(
     const Packed* __restrict__ x, Packed* __restrict__ y, unsigned vectors, unsigned all_vectors, int split,
     float share, float eps)
 {
-    __shared__ float4 part[4][32];
-    const unsigned lane = threadIdx.x, g = threadIdx.y, v = blockIdx.x * 32u + lane;
+    __shared__ float4 part[4][LANES];
+    const unsigned lane = threadIdx.x, g = threadIdx.y, v = blockIdx.x * (unsigned)LANES + lane;
     const bool inside = v < all_vectors;
     const unsigned image = v / vectors;
     const long long first = (long long)image * (4 * HELD) * vectors + (v - image * vectors) + (long long)g * vectors;
@@ -135,13 +153,13 @@ extern "C" __global__ void __launch_bounds__(128) pixels_held(
         return;
     const float4 a = part[0][lane], b = part[1][lane], c = part[2][lane], d = part[3][lane];
     const float4 total = split ? add(add(a, c), add(b, d)) : add(add(add(a, b), c), d);
-    const float4 rms = make_float4(rms_of(total.x, share, eps), rms_of(total.y, share, eps),
-                                   rms_of(total.z, share, eps), rms_of(total.w, share, eps));
+    const Divisor x_by = divisor(rms_of(total.x, share, eps)), y_by = divisor(rms_of(total.y, share, eps));
+    const Divisor z_by = divisor(rms_of(total.z, share, eps)), w_by = divisor(rms_of(total.w, share, eps));
 #pragma unroll
     for (int m = 0; m < HELD; ++m) {
         const float4 f = unpack(held[m]);
-        __stcs(y + first + m * step, pack(make_float4(__fdiv_rn(f.x, rms.x), __fdiv_rn(f.y, rms.y),
-                                                      __fdiv_rn(f.z, rms.z), __fdiv_rn(f.w, rms.w))));
+        __stcs(y + first + m * step, pack(make_float4(over(f.x, x_by), over(f.y, y_by),
+                                                      over(f.z, z_by), over(f.w, w_by))));
     }
 }
 
@@ -371,9 +389,10 @@ def geometry(images: int, channels: int, pixels: int, dtype: torch.dtype, aligne
     shares = order_of(images, channels, pixels)
     vectors = images * (pixels // VECTOR)
     if aligned and shares in (1, 4) and not pixels % VECTOR and not channels % SHARES and channels <= HELD_CHANNELS:
-        options = (f"-DELEMENT={ELEMENTS[dtype]}", f"-DHELD={channels // SHARES}")
-        return Geometry("pixels_held", (-(-vectors // LANES),), (LANES, SHARES), options)
-    options = (f"-DELEMENT={ELEMENTS[dtype]}", "-DHELD=1")
+        lanes = LANES if channels <= NARROW_CHANNELS else WIDE_LANES
+        options = (f"-DELEMENT={ELEMENTS[dtype]}", f"-DHELD={channels // SHARES}", f"-DLANES={lanes}")
+        return Geometry("pixels_held", (-(-vectors // lanes),), (lanes, SHARES), options)
+    options = (f"-DELEMENT={ELEMENTS[dtype]}", "-DHELD=1", "-DLANES=32")
     return Geometry("pixels_any", (-(-images * pixels // THREADS),), (THREADS,), options)
 
 

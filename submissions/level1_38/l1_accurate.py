@@ -35,7 +35,7 @@ STATIC_SHARED = 256  # bytes of `row_once`: two sums a warp
 
 CUDA_SOURCE = r"""
 // Built with -DELEMENT (0 float, 1 half, 2 bfloat16), -DNORM (1: mean of magnitudes, 2: root of the sum of squares),
-// and the shape of row_once: -DMEMORY and -DREGISTERS, the vec4 that a thread keeps in each.
+// and the shape of row_once: -DMEMORY and -DREGISTERS, the vectors that a thread keeps in each.
 #if ELEMENT == 0
 typedef float Scalar;
 typedef float4 Packed;
@@ -98,7 +98,7 @@ __device__ __forceinline__ void copy_async(Packed* to, const Packed* from)
 #endif
 }
 
-__device__ __forceinline__ Packed load(const Packed* p) { return *p; }
+__device__ __forceinline__ Packed load(const Packed* p) { return __ldg(p); }
 __device__ __forceinline__ void store(Packed* p, Packed v) { *p = v; }
 
 // ---- the arithmetic ----

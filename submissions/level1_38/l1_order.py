@@ -5,9 +5,10 @@ fp16, bf16; x (rows, n), contiguous. The order depends on the torch version (the
 whether warps meet before or after it): versions that are not in TREES are refused.
 
 The kernels are those of ../level1_39/l2_order.py, built with -DNORM=1, and the order is the same but for this: eager
-stores the magnitudes first, so vectors are counted from the row's place in that tensor, which is always aligned, and a
-magnitude is added, not fused. The mean is the sum times 1 / n, rounded to fp32. The row is read once, where eager moves
-three tensors.
+stores the magnitudes first, so vectors are counted from the row's place in that tensor, which is always aligned, and
+a magnitude is added, not fused. In half precision PyTorch takes vectors of eight there (seen in 2.11; for versions
+before it half precision is refused). The mean is the sum times 1 / n, rounded to fp32. The row is read once, where
+eager moves three tensors.
 
 | kernel | grid, block | chosen when |
 |---|---|---|
@@ -29,12 +30,13 @@ import numpy as np
 import torch
 from torch import nn
 
-VECTOR, WARP = 4, 32
+VECTOR, WARP = 4, 32  # elements that PyTorch loads at once, VECTOR16 where they have 16 bits; lanes
+VECTOR16 = 8
 REDUCE_THREADS = 512  # of a block of PyTorch's reduction kernel
 VECTORISED_FROM = 128  # elements of a row: from here on PyTorch loads it by vectors
 HALVES = tuple(REDUCE_THREADS >> level for level in range(1, 10))
 HELD_THREADS = 512
-MEMORY, REGISTERS = 16, 16  # vec4 a thread of `row_held`: in shared memory, in registers
+HELD = 128  # elements a thread of `row_held`: half of them in shared memory, half in registers
 STATIC_SHARED = 2112  # bytes of `row_held`: a partial sum a thread, one a warp
 # The trees that `row_held` has: all warps meet, then the lanes; or the lanes, then the warps.
 HELD_TREES = (
@@ -45,17 +47,21 @@ HELD_TREES = (
 
 CUDA_SOURCE = r"""
 // Built with -DELEMENT (0 float, 1 half, 2 bfloat16), -DNORM (1: mean of magnitudes, 2: root of the sum of squares),
-// and the shape of row_held: -DMEMORY and -DREGISTERS, the vec4 that a thread keeps in each.
+// and the shape of row_held: -DMEMORY and -DREGISTERS, the vectors that a thread keeps in each.
+// PyTorch loads a row by vectors of four elements, and by eight for the mean of 16-bit ones.
+#define VECTOR (ELEMENT != 0 && NORM == 1 ? 8 : 4)
 #if ELEMENT == 0
 typedef float Scalar;
 typedef float4 Packed;
 __device__ __forceinline__ float widen(Scalar v) { return v; }
 __device__ __forceinline__ Scalar narrow(float v) { return v; }
-__device__ __forceinline__ float4 unpack(Packed v) { return v; }
-__device__ __forceinline__ Packed pack(float4 v) { return v; }
 #else
 typedef unsigned short Scalar;
+#if NORM == 1
+typedef uint4 Packed;
+#else
 typedef uint2 Packed;
+#endif
 #if ELEMENT == 1
 #ifndef KBSUB_HOST
 __device__ __forceinline__ float half_to_float(unsigned short h) {
@@ -76,14 +82,33 @@ __device__ __forceinline__ unsigned short float_to_bfloat16(float f) {
 __device__ __forceinline__ float widen(Scalar h) { return __uint_as_float((unsigned)h << 16); }
 __device__ __forceinline__ Scalar narrow(float f) { return float_to_bfloat16(f); }
 #endif
-__device__ __forceinline__ float4 unpack(Packed v) {
-    return make_float4(widen((Scalar)(v.x & 0xffffu)), widen((Scalar)(v.x >> 16)),
-                       widen((Scalar)(v.y & 0xffffu)), widen((Scalar)(v.y >> 16)));
-}
-__device__ __forceinline__ Packed pack(float4 v) {
-    return make_uint2(narrow(v.x) | ((unsigned)narrow(v.y) << 16), narrow(v.z) | ((unsigned)narrow(v.w) << 16));
-}
 #endif
+
+struct Values {
+    float v[VECTOR];
+};
+union Words {  // a vector as it lies in memory, and its elements
+    Packed packed;
+    Scalar element[VECTOR];
+};
+__device__ __forceinline__ Values unpack(Packed p)
+{
+    Words w;
+    w.packed = p;
+    Values f;
+#pragma unroll
+    for (int i = 0; i < VECTOR; ++i)
+        f.v[i] = widen(w.element[i]);
+    return f;
+}
+__device__ __forceinline__ Packed pack(Values f)
+{
+    Words w;
+#pragma unroll
+    for (int i = 0; i < VECTOR; ++i)
+        w.element[i] = narrow(f.v[i]);
+    return w.packed;
+}
 
 // ---- device-only functions ----
 #ifndef KBSUB_HOST
@@ -101,14 +126,14 @@ template <int N> __device__ __forceinline__ void copies_wait() {
 #endif
 __device__ __forceinline__ void copy_async(Packed* to, const Packed* from)
 {
-#if ELEMENT == 0
+#if ELEMENT == 0 || NORM == 1
     copy16_async(to, from);
 #else
     copy8_async(to, from);
 #endif
 }
 
-__device__ __forceinline__ Packed load(const Packed* p) { return *p; }
+__device__ __forceinline__ Packed load(const Packed* p) { return __ldg(p); }
 __device__ __forceinline__ void store(Packed* p, Packed v) { *p = v; }
 
 // ---- the arithmetic ----
@@ -120,13 +145,20 @@ __device__ __forceinline__ float fold(float sum, float v)
     return __fmaf_rn(v, v, sum);  // as nvcc contracts PyTorch's `acc + v * v`
 #endif
 }
-__device__ __forceinline__ float4 fold(float4 sum, float4 v)
+__device__ __forceinline__ Values fold(Values sum, Values v)
 {
-    return make_float4(fold(sum.x, v.x), fold(sum.y, v.y), fold(sum.z, v.z), fold(sum.w, v.w));
+#pragma unroll
+    for (int i = 0; i < VECTOR; ++i)
+        sum.v[i] = fold(sum.v[i], v.v[i]);
+    return sum;
 }
-__device__ __forceinline__ float one_by_one(float4 sum)
+__device__ __forceinline__ float one_by_one(Values sum)
 {
-    return __fadd_rn(__fadd_rn(__fadd_rn(sum.x, sum.y), sum.z), sum.w);
+    float total = sum.v[0];
+#pragma unroll
+    for (int i = 1; i < VECTOR; ++i)
+        total = __fadd_rn(total, sum.v[i]);
+    return total;
 }
 // What a row is divided by, rounded to the dtype as eager stores it. share: 1 / n in fp32.
 __device__ __forceinline__ float norm_of(float total, float share)
@@ -137,9 +169,12 @@ __device__ __forceinline__ float norm_of(float total, float share)
     return widen(narrow(__fsqrt_rn(total)));
 #endif
 }
-__device__ __forceinline__ float4 over(float4 v, float norm)
+__device__ __forceinline__ Values over(Values v, float norm)
 {
-    return make_float4(__fdiv_rn(v.x, norm), __fdiv_rn(v.y, norm), __fdiv_rn(v.z, norm), __fdiv_rn(v.w, norm));
+#pragma unroll
+    for (int i = 0; i < VECTOR; ++i)
+        v.v[i] = __fdiv_rn(v.v[i], norm);
+    return v;
 }
 // All lanes get the sum that lane 0 of PyTorch's tree gets: at each step both sides of a pair add the same numbers.
 __device__ __forceinline__ float across(float v, int farthest, bool falling)
@@ -150,35 +185,35 @@ __device__ __forceinline__ float across(float v, int farthest, bool falling)
 }
 
 // ---- where a row lies ----
-// PyTorch's vectorised loop takes vec4 0, 1, ... from the first address that is a multiple of four elements; before
-// it lie `head` elements of the row, behind the last whole vec4 `tail`. Here a frame of vec4 begins at the 128-byte
-// line that vec4 0 lies in, `lead` vec4 before it: warps then read and write whole lines.
+// PyTorch's vectorised loop takes vector 0, 1, ... from the first address that is a multiple of a vector; before it lie
+// `head` elements of the row, behind the last whole vector `tail`. Here a frame of vectors begins at the 128-byte line
+// that vector 0 lies in, `lead` vectors before it: warps then read and write whole lines.
 constexpr int LINE = 128 / sizeof(Packed), SLOTS = MEMORY + REGISTERS;
 struct Frame {
-    long long first;  // element at which PyTorch's vec4 0 begins
+    long long first;  // element at which PyTorch's vector 0 begins
     int lead, vectors, head, tail;
 };
 __device__ __forceinline__ Frame frame(long long row, int n)
 {
     const long long at = row * n;
     Frame f;
-    f.head = (int)(-at & 3);
+    f.head = (int)(-at & (VECTOR - 1));
     f.first = at + f.head;
-    f.lead = (int)(f.first >> 2 & (LINE - 1));
-    f.vectors = (n - f.head) >> 2;
-    f.tail = (n - f.head) & 3;
+    f.lead = (int)(f.first / VECTOR & (LINE - 1));
+    f.vectors = (n - f.head) / VECTOR;
+    f.tail = (n - f.head) % VECTOR;
     return f;
 }
-// Slot k of thread u is vec4 u + 512k of the frame; where slot 0 would lie before the row, it is behind the last.
+// Slot k of thread u is vector u + 512k of the frame; a slot 0 that would lie before the row lies behind the last.
 __device__ __forceinline__ int place(const Frame& f, int u, int k)
 {
     return u + 512 * k + (k == 0 && u < f.lead ? 512 * SLOTS : 0);
 }
 __device__ __forceinline__ bool in_row(const Frame& f, int at) { return at < f.lead + f.vectors; }
 
-// ---- row_held: grid (rows), block 512; x (rows, n) of at most 512 * SLOTS vec4 a row ----
-// Thread u keeps its SLOTS vec4 of the frame, MEMORY of them in shared memory and the others in registers. They are all
-// the vec4 of one thread of PyTorch's, t = u - lead (mod 512), so u adds what t adds in the same order.
+// ---- row_held: grid (rows), block 512; x (rows, n) of at most 512 * SLOTS vectors a row ----
+// Thread u keeps its SLOTS vectors of the frame, MEMORY of them in shared memory and the others in registers. They are
+// all the vectors of one thread of PyTorch's, t = u - lead (mod 512), so u adds what t adds in the same order.
 extern "C" __global__ void __launch_bounds__(512) row_held(
     const Scalar* __restrict__ x, Scalar* __restrict__ y, int n, int lanes_first, int falling, float share)
 {
@@ -201,13 +236,13 @@ extern "C" __global__ void __launch_bounds__(512) row_held(
     for (int k = 0; k < REGISTERS; ++k)
         if (in_row(f, place(f, u, MEMORY + k)))
             held[k] = load(from + place(f, u, MEMORY + k));
-    const bool has_head = t < 4 && t >= 4 - f.head, has_tail = t < f.tail;
-    const float before = has_head ? widen(x[f.first - 4 + t]) : 0.f;
-    const float behind = has_tail ? widen(x[f.first + 4LL * f.vectors + t]) : 0.f;
+    const bool has_head = t < VECTOR && t >= VECTOR - f.head, has_tail = t < f.tail;
+    const float before = has_head ? widen(x[f.first - VECTOR + t]) : 0.f;
+    const float behind = has_tail ? widen(x[f.first + (long long)VECTOR * f.vectors + t]) : 0.f;
 
-    float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
+    Values sum = {};
     if (has_head)
-        sum.x = fold(sum.x, before);
+        sum.v[0] = fold(sum.v[0], before);
     copies_wait<0>();
     const bool late = u < f.lead;  // slot 0 is the last of this thread's
     const bool has_first = in_row(f, place(f, u, 0));
@@ -224,7 +259,7 @@ extern "C" __global__ void __launch_bounds__(512) row_held(
     if (has_first && late)
         sum = fold(sum, unpack(mine[0]));
     if (has_tail)
-        sum.x = fold(sum.x, behind);
+        sum.v[0] = fold(sum.v[0], behind);
 
     part[t] = one_by_one(sum);
     __syncthreads();
@@ -251,9 +286,9 @@ extern "C" __global__ void __launch_bounds__(512) row_held(
     const float norm = norm_of(total, share);
 
     if (has_head)
-        y[f.first - 4 + t] = narrow(__fdiv_rn(before, norm));
+        y[f.first - VECTOR + t] = narrow(__fdiv_rn(before, norm));
     if (has_tail)
-        y[f.first + 4LL * f.vectors + t] = narrow(__fdiv_rn(behind, norm));
+        y[f.first + (long long)VECTOR * f.vectors + t] = narrow(__fdiv_rn(behind, norm));
 #pragma unroll 4
     for (int k = 0; k < MEMORY; ++k)
         if (in_row(f, place(f, u, k)))
@@ -273,26 +308,26 @@ extern "C" __global__ void __launch_bounds__(512) row_any(
     __shared__ float part[512];
     const int t = threadIdx.x, sharing = blockDim.x;
     const Scalar* row = x + blockIdx.x * n;
-    float sum[4] = {0.f, 0.f, 0.f, 0.f};
+    Values sum = {};
     if (by_vectors) {
-        const int head = (int)(-(blockIdx.x * n + shift) & 3);
-        const long long vectors = (n - head) >> 2, behind = head + 4 * vectors;
-        if (t < 4 && t >= 4 - head)
-            sum[0] = fold(sum[0], widen(row[t - (4 - head)]));
+        const int head = (int)(-(blockIdx.x * n + shift) & (VECTOR - 1));
+        const long long vectors = (n - head) / VECTOR, behind = head + VECTOR * vectors;
+        if (t < VECTOR && t >= VECTOR - head)
+            sum.v[0] = fold(sum.v[0], widen(row[t - (VECTOR - head)]));
         for (long long v = t; v < vectors; v += sharing)
 #pragma unroll
-            for (int i = 0; i < 4; ++i)
-                sum[i] = fold(sum[i], widen(row[head + 4 * v + i]));
+            for (int i = 0; i < VECTOR; ++i)
+                sum.v[i] = fold(sum.v[i], widen(row[head + VECTOR * v + i]));
         if (behind + t < n)
-            sum[0] = fold(sum[0], widen(row[behind + t]));
+            sum.v[0] = fold(sum.v[0], widen(row[behind + t]));
     } else {
         for (long long e = t; e < n; e += 4 * sharing)
 #pragma unroll
             for (int i = 0; i < 4; ++i)
                 if (e + i * sharing < n)
-                    sum[i] = fold(sum[i], widen(row[e + i * sharing]));
+                    sum.v[i] = fold(sum.v[i], widen(row[e + i * sharing]));
     }
-    float total = one_by_one(make_float4(sum[0], sum[1], sum[2], sum[3]));
+    float total = one_by_one(sum);
     for (int m = 0; m < meetings; ++m) {
         part[t] = total;
         __syncthreads();
@@ -451,12 +486,13 @@ TREES = {
 
 class Order(NamedTuple):
     """How PyTorch's reduction kernel is launched for such rows: its block, whether threads along y share a row, whether
-    a row is loaded by vectors; and the distances at which the threads of a row meet, in turn."""
+    a row is loaded by vectors, and of how many elements; the distances at which the threads of a row meet, in turn."""
 
     width: int
     height: int
     along_y: bool
     by_vectors: bool
+    vector: int
     distances: tuple
 
 
@@ -496,16 +532,17 @@ def order_of(rows: int, n: int, itemsize: int, multiprocessors: int, threads: in
     """PyTorch's order for x (rows, n). ValueError where a row is spread over several of its blocks, or cut in parts."""
     if n * itemsize >= 2**31:
         raise ValueError(f"x: rows of {n} elements, must be smaller than 2^31 bytes: PyTorch cuts the row itself")
-    found = {_order(each, n, multiprocessors, threads, trees) for each in parts(rows, n * itemsize)}
+    vector = VECTOR16 if itemsize == 2 else VECTOR
+    found = {_order(each, n, vector, multiprocessors, threads, trees) for each in parts(rows, n * itemsize)}
     if len(found) > 1:
         raise ValueError(f"x: shape ({rows}, {n}): PyTorch cuts it into parts that it adds in different orders")
     return found.pop()
 
 
-def _order(rows: int, n: int, multiprocessors: int, threads: int, trees: tuple) -> Order:
+def _order(rows: int, n: int, vector: int, multiprocessors: int, threads: int, trees: tuple) -> Order:
     falling, x_first = trees
     by_vectors = n >= VECTORISED_FROM
-    across = power_of_two(n // VECTOR if by_vectors else n, REDUCE_THREADS)
+    across = power_of_two(n // vector if by_vectors else n, REDUCE_THREADS)
     down = power_of_two(rows, REDUCE_THREADS)
     height = min(down, REDUCE_THREADS // min(across, WARP))
     width = min(across, REDUCE_THREADS // height)
@@ -518,18 +555,19 @@ def _order(rows: int, n: int, multiprocessors: int, threads: int, trees: tuple) 
     lanes = [1 << bit for bit in range(min(width, WARP).bit_length() - 1)]
     along_x = [d for d in HALVES if WARP <= d < width] + (lanes[::-1] if falling else lanes)
     down_y = [d for d in HALVES if width <= d < width * height] if along_y else []
-    return Order(width, height, along_y, by_vectors, tuple(along_x + down_y if x_first else down_y + along_x))
+    return Order(width, height, along_y, by_vectors, vector, tuple(along_x + down_y if x_first else down_y + along_x))
 
 
 def geometry(order: Order, rows: int, n: int, dtype: torch.dtype, aligned: bool, limits) -> Geometry:
     """From the sizes, the dtype and the device. aligned: x begins at a multiple of four elements."""
     element = (f"-DELEMENT={ELEMENTS[dtype]}", "-DNORM=1")
-    shared = MEMORY * HELD_THREADS * VECTOR * dtype.itemsize
-    fits = -(-(n // VECTOR) // HELD_THREADS) <= MEMORY + REGISTERS
+    half = HELD // 2 // order.vector
+    shared = HELD // 2 * HELD_THREADS * dtype.itemsize
+    fits = -(-(n // order.vector) // HELD_THREADS) <= 2 * half
     fits = fits and shared + STATIC_SHARED <= limits.shared_bytes_per_block
     shares = order.along_y and order.width * order.height == HELD_THREADS and order.distances in HELD_TREES
     if aligned and order.by_vectors and fits and shares:
-        options = (*element, f"-DMEMORY={MEMORY}", f"-DREGISTERS={REGISTERS}")
+        options = (*element, f"-DMEMORY={half}", f"-DREGISTERS={half}")
         return Geometry("row_held", (rows,), (HELD_THREADS,), shared, options)
     options = (*element, "-DMEMORY=1", "-DREGISTERS=1")
     threads = order.width * (order.height if order.along_y else 1)
@@ -569,8 +607,10 @@ class ModelNew(nn.Module):
         index = x.device.index or 0
         limits = device_limits(index)
         trees = trees_of(torch.__version__)
+        if size == 2 and VECTOR16 != VECTOR and trees != (True, True):
+            raise ValueError(f"x: dtype {x.dtype}: how torch {torch.__version__} loads such rows is not known here")
         order = order_of(rows, n, size, limits.multiprocessors, limits.threads_per_multiprocessor, trees)
-        plan = geometry(order, rows, n, x.dtype, x.data_ptr() % (VECTOR * size) == 0, limits)
+        plan = geometry(order, rows, n, x.dtype, x.data_ptr() % (order.vector * size) == 0, limits)
         module = cuda_module(CUDA_SOURCE, NVRTC_OPTIONS + plan.options, index)
         share = np.float32(rows) / np.float32(rows * n)
         addresses = (x.data_ptr(), y.data_ptr())

@@ -193,11 +193,12 @@ def test_the_order_in_the_files_is_that_of_the_operator() -> None:
         for rows, n in itertools.product(
             (1, 2, 3, 7, 16, 33, 1000), (2, 31, 100, 127, 128, 1000, 4095, 8160, 8161, 65535)
         ):
-            how = order.plan(rows, n, True, device=device)
-            mine = lines["order_of"](rows, n, 4, 132, 2048, (True, True))
-            assert (mine.width, mine.height, mine.along_y) == (how.width, how.height, how.along_y), (rows, n)
-            assert mine.by_vectors == how.by_vectors and how.blocks == 1
-            assert math.prod(2 for _ in mine.distances) == how.sharing
+            for size, vector in ((4, 4), (2, lines["VECTOR16"])):
+                how = order.plan(rows, n, True, 1, device, vector)
+                mine = lines["order_of"](rows, n, size, 132, 2048, (True, True))
+                assert (mine.width, mine.height, mine.along_y) == (how.width, how.height, how.along_y), (rows, n)
+                assert (mine.by_vectors, mine.vector) == (how.by_vectors, how.vector) and how.blocks == 1
+                assert 1 << len(mine.distances) == how.sharing
 
 
 @pytest.mark.parametrize("key", ROWS, ids=str)
@@ -311,7 +312,10 @@ def test_library_files_compute_the_formula(key: tuple[str, str]) -> None:
 # ---- budget ----
 
 BUILDS = {
-    "pixel": [(f"-DELEMENT={e}", f"-DHELD={h}") for e, h in ((0, 16), (1, 16), (2, 16), (0, 32), (0, 1))],
+    "pixel": [
+        (f"-DELEMENT={e}", f"-DHELD={h}", f"-DLANES={lanes}")
+        for e, h, lanes in ((0, 16, 128), (1, 16, 128), (2, 16, 128), (0, 32, 32), (0, 1, 32))
+    ],
     "channel": [(f"-DELEMENT={e}", f"-DCHANNELS={c}") for e, c in ((0, 32), (0, 64), (0, 128), (1, 64), (2, 64))],
 }
 

@@ -29,10 +29,13 @@ def in_cuda_order(x: torch.Tensor, norm: Norm, eps: float, trees: order.Trees, d
 
     wide = x.detach().contiguous().float().numpy().reshape(batch, n, plane)
     share = np.float32(batch * plane) / np.float32(x.numel())
-    how = order.plan(batch * plane, n, plane == 1, plane, device)
+    vector = (
+        8 if x.element_size() == 2 and norm is not Norm.L2 else order.VECTOR
+    )  # of a mean; as 2.11 and later have it
+    how = order.plan(batch * plane, n, plane == 1, plane, device, vector)
     with np.errstate(all="ignore"):
         if norm is Norm.L2:  # one kernel, which reads x itself
-            first = x.data_ptr() // x.element_size() % order.ACCUMULATORS
+            first = x.data_ptr() // x.element_size()
             total = order.reduce(_rows(wide), how, trees, order.add_square, first)
             by = stored(np.sqrt(total))
         else:
