@@ -90,7 +90,7 @@ __device__ __forceinline__ float rms_of(float total, float share, float eps)
 {
     return stored(__fsqrt_rn(stored(__fadd_rn(stored(__fmul_rn(total, share)), eps))));
 }
-// x / d, rounded once, as __fdiv_rn. With r = 1 / d rounded, a quotient and two corrections, each by an exact remainder:
+// x / d, rounded once, as __fdiv_rn. With r = 1 / d rounded, a quotient and two corrections, each by its remainder:
 // the second starts within an ulp, and no quotient of fp32 numbers is so near to a tie that what is left can matter.
 struct Divisor {
     float d, r;

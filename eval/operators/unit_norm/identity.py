@@ -19,7 +19,10 @@ from kbsub.eval.operators.unit_norm.formula import Norm
 from kbsub.eval.operators.unit_norm.on_cpu import in_cuda_order
 
 Shape = tuple[int, ...]
-OFFICIAL = "official"  # the task's own input, drawn on the CPU
+OFFICIAL = (
+    "official"  # uniform, as the task's own input; that itself for the first seed (a CPU takes seconds to draw it)
+)
+OFFICIAL_SEED = 0
 TIMED_SEED = 42  # of upstream's timed input
 MUTATION = 0.8
 HOSTED_DEVICE = Device()  # the identity judge executes kernels for an H200
@@ -133,13 +136,13 @@ class UnitNormCases(IdentitySuite):
             if drawn is None or drawn[0] != (shape, seed, name):
                 drawn = None  # the last one goes before the next is made
                 torch.manual_seed(seed)
-                drawn = (shape, seed, name), self._draw(setting, name, shape)
+                drawn = (shape, seed, name), self._draw(setting, name, shape, seed == OFFICIAL_SEED)
             yield self._question(setting, group.name, shape, seed, name, eps, drawn[1])
 
     def timed(self, setting: Setting, with_state: bool) -> Question:
         shape = self.shape if setting.full else self.groups[0].small
         torch.manual_seed(TIMED_SEED)
-        x = self._draw(setting, OFFICIAL, shape)
+        x = self._draw(setting, OFFICIAL, shape, own=False)
         return self._question(setting, FULL_SIZE, shape, TIMED_SEED, OFFICIAL, self.eps, x)
 
     def change(self, setting: Setting, question: Question) -> dict[str, Any]:
@@ -164,8 +167,8 @@ class UnitNormCases(IdentitySuite):
             expected=lambda: self._native(setting, x, eps),
         )
 
-    def _draw(self, setting: Setting, name: str, shape: Shape) -> torch.Tensor:
-        if name == OFFICIAL and shape == self.shape:
+    def _draw(self, setting: Setting, name: str, shape: Shape, own: bool) -> torch.Tensor:
+        if own and name == OFFICIAL and shape == self.shape:
             x: torch.Tensor = self.modules.get_inputs()[0].to(setting.device)
         else:
             x = INPUTS["uniform" if name == OFFICIAL else name](shape, setting.device)
