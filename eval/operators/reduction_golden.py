@@ -1,6 +1,6 @@
 """Golden vectors of PyTorch's CUDA reductions: their bits on a GPU for inputs that any machine can make again.
 
-    python -m kbsub.eval.operators.reduction_golden --write tests/golden/reductions_torch_2_11.json    # seconds, GPU
+    python -m kbsub.eval.operators.reduction_golden --write tests/golden/reductions/torch_2_11.json    # seconds, GPU
 
 A case is one reduction on a shape that takes one path of `Reduce.cuh` (each has its reason). Recorded: the SHA-256 of
 the results' bits, and the first of them. The recorder compares with the model of reduction_order.py at once and says

@@ -16,14 +16,14 @@ FALLING_Y, RISING_Y, FALLING_X = (
     order.Trees(falling=False, x_first=False),
     order.Trees(falling=True, x_first=True),
 )
-GOLDEN = sorted((TESTS / "golden").glob("reductions_torch_*.json"))
+GOLDEN = sorted((TESTS / "golden" / "reductions").glob("*.json"))
 
 
 # ---- golden vectors ----
 
 
 def test_there_are_golden_vectors():
-    assert GOLDEN, "python -m kbsub.eval.operators.reduction_golden --write tests/golden/reductions_torch_2_11.json"
+    assert GOLDEN, "python -m kbsub.eval.operators.reduction_golden --write tests/golden/reductions/torch_2_11.json"
 
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
