@@ -14,7 +14,6 @@ from kbsub.eval.operators.compare.oracle import OracleError
 from kbsub.eval.operators.faults import Fault, Faults
 from kbsub.eval.operators.unit_norm.formula import DIM, Norm, divisor
 
-SMALL = 8  # longest dimension of the small size
 NARROW = (64, 4, 1, 1)  # where n - 1 differs most from n
 HALF_OFFSET = 1024.0  # float16 counts in ones there, bfloat16 in eights: [0, 1) on top of it disappears
 
@@ -71,9 +70,3 @@ class UnitNormFaults(Faults):
             return wide / ((wide * wide).sum(DIM, keepdim=True) / (n - 1) + self.eps).sqrt()
 
         return Fault(narrow, f"{n} elements a norm", f"that of a mean over {n - 1}", answer, self._init)
-
-    def small_init(self) -> list[Any]:
-        return list(self._init)
-
-    def small_input(self, value: torch.Tensor) -> torch.Tensor:
-        return value[tuple(slice(min(size, SMALL)) for size in value.shape)].contiguous().clone()
