@@ -126,9 +126,9 @@ def _watch(console: Any, plan: Any, target: Path) -> int:
     """
     from dataclasses import replace
 
+    from kbsub.eval.commands.saves import SaveWatch
     from kbsub.eval.process.printable import one_line, shown_name
     from kbsub.eval.run.runner import run
-    from kbsub.eval.run.watch import SaveWatch
 
     def say(words: str) -> None:
         console.print(one_line(words))

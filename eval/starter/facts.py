@@ -6,6 +6,7 @@ a child process, since it is somebody's program and needs torch.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from kbsub.adapters.task import task_from_payload
@@ -48,3 +49,17 @@ def in_words(value: Any) -> str:
         return ", ".join(in_words(each) for each in value)
     text = repr(value)
     return text if len(text) <= 200 else text[:200] + " ..."
+
+
+def write(payload: dict[str, Any], progress: Any) -> dict[str, Any]:
+    """Target for run_isolated: the starter as `kbsub new` writes it; {step: what its kernel computes, or None}."""
+    from kbsub.eval.starter.reference import rewrite
+    from kbsub.eval.starter.text import starter
+
+    task = task_from_payload(payload)
+    known = judge(payload, progress)
+    reference = rewrite(task.source, known["numbers"])
+    file = Path(payload["file"])
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(starter(task, reference, payload["style"], known, f"kbsub eval {file.name}"), "utf-8")
+    return {"step": reference.step.text if reference.step else None}

@@ -22,7 +22,7 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True)
-class Reference:
+class ReferenceText:
     """`imports` and `body` are text. `step` is what forward's last statement computed, None where it is copied."""
 
     imports: str
@@ -32,7 +32,7 @@ class Reference:
     taken: frozenset[str]  # names the task defines, none of which a candidate may use
 
 
-def rewrite(source: str, numbers: Collection[str] = ()) -> Reference:
+def rewrite(source: str, numbers: Collection[str] = ()) -> ReferenceText:
     """The program of a task as the text of a candidate that calls `last_step(...)` for its last elementwise step.
 
     `numbers`: attributes of the model that are Python numbers (facts.py). Raises TaskError where the text has no
@@ -58,7 +58,7 @@ def rewrite(source: str, numbers: Collection[str] = ()) -> Reference:
             changed.name = names[changed.name]
         parts.append(ast.unparse(ast.fix_missing_locations(changed)))
     arguments = tuple(argument.arg for argument in forward.args.args[1:])
-    return Reference("\n".join(imports), "\n\n\n".join(parts), arguments, step, frozenset(defined))
+    return ReferenceText("\n".join(imports), "\n\n\n".join(parts), arguments, step, frozenset(defined))
 
 
 def _forward_of(model: ast.stmt | None) -> _Function | None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kbsub.adapters.task import Task
-from kbsub.eval.starter.reference import KERNEL_CALL, Reference
+from kbsub.eval.starter.reference import KERNEL_CALL, ReferenceText
 from kbsub.eval.starter.styles import STYLES
 
 # Words that upstream's checker refuses wherever they stand, strings included.
@@ -30,7 +30,7 @@ RULES = """\
 """
 
 
-def starter(task: Task, reference: Reference, style: str, facts: Mapping[str, Any], command: str) -> str:
+def starter(task: Task, reference: ReferenceText, style: str, facts: Mapping[str, Any], command: str) -> str:
     """The whole file. `facts` as facts.judge gives them, `command` what judges it."""
     form = STYLES[style]
     imports = [*form.imports, *reference.imports.splitlines(), "import torch"]
@@ -41,7 +41,7 @@ def starter(task: Task, reference: Reference, style: str, facts: Mapping[str, An
     return _own_names(text, reference.taken)
 
 
-def _docstring(task: Task, reference: Reference, style: str, facts: Mapping[str, Any], command: str) -> str:
+def _docstring(task: Task, reference: ReferenceText, style: str, facts: Mapping[str, Any], command: str) -> str:
     title = re.sub(r"[_\s]+", " ", task.name.removesuffix(".py")).strip()
     if reference.step is not None:
         does = f"its last elementwise step, {reference.step.text}, is {STYLES[style].what}."
@@ -67,7 +67,7 @@ def _docstring(task: Task, reference: Reference, style: str, facts: Mapping[str,
     return f'"""{text}\n"""'
 
 
-def _names(reference: Reference, facts: Mapping[str, Any]) -> list[str]:
+def _names(reference: ReferenceText, facts: Mapping[str, Any]) -> list[str]:
     return [*reference.arguments, *(f"input {k}" for k in range(len(reference.arguments), len(facts["inputs"])))]
 
 

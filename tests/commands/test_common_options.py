@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from kbsub.adapters.pin import PIN
 from kbsub.adapters.version import VERSION
 from kbsub.eval.cli import app
-from kbsub.eval.run.watch import SaveWatch
+from kbsub.eval.commands.saves import SaveWatch
 from support.paths import ROOT
 
 pytestmark = pytest.mark.usefixtures("warm_children")

@@ -311,9 +311,9 @@ def test_a_wrong_call_is_exit_2_with_the_way_out(
 @pytest.mark.kernelbench
 @pytest.mark.timeout(1800)
 def test_40_torch_starters_are_ok_on_a_cpu(tmp_path: Path) -> None:
-    """`kbsub measure starters`: each written and judged by `judge`, at the small size."""
+    """`kbsub starters`: each written and judged by `judge`, at the small size."""
     out = tmp_path / "starters.json"
-    call = ["measure", "starters", "--style", "torch", "--device", "cpu", "--size", "small", "--out", str(out)]
+    call = ["starters", "--style", "torch", "--device", "cpu", "--size", "small", "--out", str(out)]
     found = CliRunner().invoke(app, call)
     assert found.exit_code == 0, found.output
     assert found.output.count(" torch: OK ") == 40
@@ -327,7 +327,7 @@ def test_40_torch_starters_are_ok_on_a_cpu(tmp_path: Path) -> None:
 def test_40_starters_of_each_kernel_style_compile(kernelbench: Any, tmp_path: Path, style: str) -> None:
     """Python compiles it, upstream's checker takes it, NVRTC compiles the CUDA text (triton's: the test above)."""
     from kbsub.adapters import static_checker
-    from kbsub.eval.measure.starters import TASKS
+    from kbsub.eval.commands.starters import TASKS
 
     compiled: set[str] = set()
     for slug in TASKS:

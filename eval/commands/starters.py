@@ -1,4 +1,4 @@
-"""What `kbsub new` writes, judged: 40 tasks in each style; a second run goes on where the first stopped."""
+"""`kbsub starters`: what `kbsub new` writes, judged: 40 tasks in each style, in runs that go on where one stopped."""
 
 from __future__ import annotations
 
@@ -33,24 +33,28 @@ def command(
     """Write a starter for each task and style, and ask the official verdict of it; a line a file and a JSON.
 
     Exit code: 0 every file is OK; 1 one is not, or the budget left some out; 2 the call is wrong.
+
+    \b
+    kbsub starters --style torch --device cpu --size small
+    kbsub starters --style triton,cuda-inline,cupy --first 20 --budget 540
     """
+    from kbsub.eval.interface import judge
     from kbsub.eval.process.isolated import run_isolated
     from kbsub.eval.process.printable import one_line
     from kbsub.eval.results.model import write_json_atomic
-    from kbsub.eval.run.interface import judge
     from kbsub.eval.run.machine_facts import gpu_folder
 
     styles = [name.strip() for name in style.split(",") if name.strip()]
     if unknown := [name for name in styles if name not in STYLES]:
-        common.stop("measure starters", common.EXIT_USAGE, f"--style {unknown[0]}: there are {', '.join(STYLES)}")
-    gpu = common.gpu_of("measure starters", device)
-    checkout, missing = common.checkout_of("measure starters", kernelbench)
+        common.stop("starters", common.EXIT_USAGE, f"--style {unknown[0]}: there are {', '.join(STYLES)}")
+    gpu = common.gpu_of("starters", device)
+    checkout, missing = common.checkout_of("starters", kernelbench)
     if missing:
-        common.stop("measure starters", common.EXIT_USAGE, missing)
+        common.stop("starters", common.EXIT_USAGE, missing)
     target = out or Path("runs") / gpu_folder(gpu) / "starters.json"
     record: dict[str, Any] = json.loads(target.read_text("utf-8")) if target.exists() else {"gpu": gpu, "rows": {}}
     if record["gpu"] != gpu:
-        common.stop("measure starters", common.EXIT_USAGE, f"{target} was made on {record['gpu']}: give another --out")
+        common.stop("starters", common.EXIT_USAGE, f"{target} was made on {record['gpu']}: give another --out")
     started, left_out = time.monotonic(), 0
     for task in TASKS[:first]:
         for name in styles:
@@ -61,13 +65,13 @@ def command(
                 continue
             file = target.parent / "starters" / f"{task}_{name.replace('-', '_')}.py"
             written = run_isolated(
-                "kbsub.eval.measure.starters:write",
+                "kbsub.eval.starter.facts:write",
                 {"task": task, "style": name, "file": str(file), "kernelbench": str(checkout)},
                 timeout_s=120,
                 env={"CUDA_VISIBLE_DEVICES": ""},
             )
             if written.value is None:
-                row = {"status": str(written.status), "reason": written.message}
+                row: dict[str, Any] = {"status": str(written.status), "reason": written.message}
             else:
                 found = judge(
                     file, task, only=("official",), device=device, size=size, timeout_s=timeout, kernelbench=checkout
@@ -83,19 +87,3 @@ def command(
     good = sum(record["rows"].get(key, {}).get("status") == "OK" for key in asked)
     typer.echo(f"{good} of {len(asked)} OK, {left_out} not begun; written to {target}")
     raise typer.Exit(0 if good == len(asked) else 1)
-
-
-def write(payload: dict[str, Any], progress: Any) -> dict[str, Any]:
-    """Target for run_isolated: the starter as `kbsub new` writes it; {step: what its kernel computes, or None}."""
-    from kbsub.adapters.task import task_from_payload
-    from kbsub.eval.starter import facts
-    from kbsub.eval.starter.reference import rewrite
-    from kbsub.eval.starter.text import starter
-
-    task = task_from_payload(payload)
-    known = facts.judge(payload, progress)
-    reference = rewrite(task.source, known["numbers"])
-    file = Path(payload["file"])
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(starter(task, reference, payload["style"], known, f"kbsub eval {file.name}"), "utf-8")
-    return {"step": reference.step.text if reference.step else None}
