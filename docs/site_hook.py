@@ -22,8 +22,10 @@ PAPERS = {
     "CONTRIBUTING.md": "papers/contributing.md",
     "CHANGELOG.md": "papers/changelog.md",
     "README.md": "index.md",
-    "submissions/level1_40/README.md": "papers/ladder.md",
-    "submissions/local_layernorm_tokens/README.md": "papers/tokens.md",
+    **{
+        f"submissions/{file.parent.name}/README.md": f"papers/{file.parent.name}.md"
+        for file in sorted((ROOT / "submissions").glob("*/README.md"))
+    },
 }
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 
