@@ -1,7 +1,7 @@
 """Maps the top-level folders to the import packages kbsub.adapters, kbsub.eval and kbsub.submissions.
 
 Everything else about the distribution is in pyproject.toml. Two things need code: every folder that holds a
-packaged file is a package (so a new folder cannot be forgotten), and the pin travels inside the wheel.
+packaged file is a package (so a new folder cannot be forgotten), and the pin and the CI files travel inside the wheel.
 """
 
 from __future__ import annotations
@@ -25,24 +25,34 @@ def packages() -> list[str]:
     return sorted(".".join(("kbsub", *parts)) for parts in names)
 
 
-class BuildWithPin(build_py):
-    """Puts KERNELBENCH_COMMIT beside adapters/ in a wheel; an editable install reads the one at the root."""
+# Files outside the three folders -> where a wheel has them; an editable install reads those at the root.
+CARRIED = {
+    "KERNELBENCH_COMMIT": "kbsub/adapters/KERNELBENCH_COMMIT",
+    "action.yml": "kbsub/eval/ci/action.yml",
+    "docs/ci/github.yml": "kbsub/eval/ci/github.yml",
+    "docs/ci/gitlab.yml": "kbsub/eval/ci/gitlab.yml",
+}
+
+
+class BuildWithCarried(build_py):
+    """Puts the CARRIED files into a wheel."""
+
+    def carried(self) -> dict[Path, Path]:
+        return {} if self.editable_mode else {ROOT / f: Path(self.build_lib, to) for f, to in CARRIED.items()}
 
     def run(self) -> None:
         super().run()
-        if not self.editable_mode:
-            target = Path(self.build_lib, "kbsub", "adapters", "KERNELBENCH_COMMIT")
+        for source, target in self.carried().items():
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(ROOT / "KERNELBENCH_COMMIT", target)
+            shutil.copyfile(source, target)
 
     def get_outputs(self, include_bytecode: bool = True) -> list[str]:
-        pin = [] if self.editable_mode else [str(Path(self.build_lib, "kbsub", "adapters", "KERNELBENCH_COMMIT"))]
-        return [*super().get_outputs(include_bytecode), *pin]
+        return [*super().get_outputs(include_bytecode), *map(str, self.carried().values())]
 
 
 setup(
     packages=packages(),
     package_dir={f"kbsub.{top}": top for top in TOP_FOLDERS},
     package_data=dict.fromkeys(packages(), DATA),
-    cmdclass={"build_py": BuildWithPin},
+    cmdclass={"build_py": BuildWithCarried},
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import sys
+from typing import Annotated
 
 import typer
 
@@ -15,11 +16,25 @@ import kbsub.eval.commands as commands
 from kbsub.eval.process.printable import shown_name
 from kbsub.eval.report.console import accept_any_encoding
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="Judge KernelBench candidates.")
+app = typer.Typer(no_args_is_help=True, help="Judge KernelBench candidates.")
+
+
+def _version(asked: bool) -> None:
+    """End the call with one line: this project's version and the commit of KernelBench that it is written against."""
+    if asked:
+        from kbsub.adapters.pin import PIN
+        from kbsub.adapters.version import VERSION
+
+        typer.echo(f"kbsub {VERSION}, KernelBench {PIN[:12]}")
+        raise typer.Exit
 
 
 @app.callback()
-def root() -> None:
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="The version, and the pin.")
+    ] = False,
+) -> None:
     """Judge KernelBench candidates: official verdict, bit identity, stress, oracle, guards, timing."""
 
 

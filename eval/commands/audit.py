@@ -19,6 +19,10 @@ def command(
     torch.allclose(reference, candidate) gives the candidate's own magnitude to the tolerance; every stored comparison
     also holds the answer with the reference's. Exit code: 0 no case differs, 1 some do, 2 a file cannot be read,
     3 there is no stored comparison to audit.
+
+    \b
+    kbsub audit results/h200/level1_40.json
+    kbsub audit runs/cpu/level1_36.json --verbose
     """
     from kbsub.eval.process.printable import one_line, printable, shown_name
     from kbsub.eval.results.audit import AuditError, audit_file

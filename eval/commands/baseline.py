@@ -25,6 +25,10 @@ def command(
     Its benchmark_eval_analysis.py reads the files as they are (baseline_file=...). They are fp32, and each entry says
     so; the files that upstream ships are bf16. Finished entries of an existing file are kept.
     Exit code: 0 all measured; 1 one failed; 2 the call is wrong; 3 no GPU.
+
+    \b
+    kbsub baseline --task level1_40
+    kbsub baseline --task level1_36 --modes eager,compile_default --out timing
     """
     from kbsub.adapters.checkout import CheckoutError, find_checkout
     from kbsub.adapters.task import PRECISIONS

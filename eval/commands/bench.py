@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -39,11 +40,18 @@ def command(
     ] = False,
     declarations: common.Declarations = None,
     cell: common.Cell = "auto",
+    quiet: common.Quiet = False,
+    form: common.Format = "table",
 ) -> None:
     """Time candidates and baselines in one interleaved run; a table and the JSON.
 
     A candidate is timed when the result file holds an official pass of this very file (kbsub eval --only official).
     Exit code: 0 every program was timed or says why not; 1 one failed while timed; 2 the call is wrong; 3 no GPU.
+
+    \b
+    kbsub bench mine.py --task level1_36
+    kbsub bench reference_order oracle_accurate --shapes all
+    kbsub bench mine.py --device cpu --format json
     """
     from kbsub.adapters.task import PRECISIONS, TaskError, resolve_task
     from kbsub.eval.bench.baselines import DEFAULT_BASELINES, require_known
@@ -59,7 +67,6 @@ def command(
     from kbsub.eval.bench.timing import TimingProtocol
     from kbsub.eval.process.isolated import Status
     from kbsub.eval.process.printable import shown_name
-    from kbsub.eval.report.console import console_for_stdout
     from kbsub.eval.results.model import ResultError, read_result
     from kbsub.eval.run.machine_facts import gpu_folder, no_such_gpu
     from kbsub.eval.tasks.bench_file import read_bench_file
@@ -67,7 +74,7 @@ def command(
     from kbsub.eval.tasks.files import candidate_files
     from kbsub.eval.tasks.folder import folder_of
 
-    console = console_for_stdout()
+    console = common.console_of("bench", form, quiet)
     common.confine("bench", cell)
     gpu = common.gpu_of("bench", device)
     if device != "cpu" and gpu is None:
@@ -126,6 +133,8 @@ def command(
         console.print(words, style="yellow", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(130) from None
     _summary(console, plan, record, target, show.said)
+    if form == "json":
+        common.print_json(json.loads(target.read_text("utf-8")) if target.exists() else None)
     failed = [
         name
         for scene in plan.scenes

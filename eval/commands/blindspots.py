@@ -38,6 +38,10 @@ def command(
     No candidate is involved: the variants are made of the reference. A record a task is kept, and a second run goes on
     where the first stopped. Exit code: 0 every task has a record; 1 the budget left some out; 2 the call is wrong; 3 no
     GPU for --device cuda.
+
+    \b
+    kbsub blindspots level1_36 --device cpu
+    kbsub blindspots --level 2 --budget 3600
     """
     from kbsub.adapters.task import TaskError
     from kbsub.eval.blindspots.schedule import ScheduleError, Terms, cores, is_current, judge_all

@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -45,6 +45,30 @@ Cell = Annotated[
         help="What confines the candidates' processes: namespaces, landlock, unconfined, or auto, the best there is.",
     ),
 ]
+
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no table and no progress; errors and the exit code.")]
+Format = Annotated[str, typer.Option("--format", help="table, or json: one JSON value on stdout, the rest on stderr.")]
+
+
+def console_of(verb: str, form: str, quiet: bool) -> Any:
+    """The console for tables and progress under --format and --quiet; another --format ends the call."""
+    from kbsub.eval.report.console import PlainConsole, console_for_stdout
+
+    if form not in ("table", "json"):
+        stop(verb, EXIT_USAGE, f"--format {form}: table or json")
+    if quiet:
+        return PlainConsole(quiet=True)
+    return PlainConsole(emoji=False, stderr=True) if form == "json" else console_for_stdout()
+
+
+def print_json(content: Any) -> None:
+    """One JSON value on stdout; non-finite numbers as the strings that result files use."""
+    import json
+
+    from kbsub.eval.results.model import jsonable
+
+    typer.echo(json.dumps(jsonable(content), indent=1, ensure_ascii=False, allow_nan=False))
 
 
 def stop(verb: str, code: int, message: str) -> NoReturn:

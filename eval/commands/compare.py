@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from kbsub.eval.commands import common
+
 
 def command(
     files: Annotated[
@@ -19,19 +21,25 @@ def command(
     precision: Annotated[str, typer.Option(help="fp32, fp16 or bf16, for the table of several files.")] = "fp32",
     rank: Annotated[str, typer.Option(help="Whose time ranks the candidates: upstream or referee.")] = "upstream",
     out: Annotated[Path | None, typer.Option(help="Folder for the Markdown table and the pictures.")] = None,
+    quiet: common.Quiet = False,
+    form: common.Format = "table",
 ) -> None:
     """Tables and plots of stored runs: which program is faster, by how much, and whether the difference is real.
 
     One file: ranked, with paired comparisons. Several: side by side, never ranked across GPUs or versions.
     Exit code: 0 done; 2 the call is wrong or a file cannot be read.
+
+    \b
+    kbsub compare results/h200/level1_40.json
+    kbsub compare here.json --from there.json --out page
+    kbsub compare here.json --format json
     """
     from kbsub.eval.process.printable import printable, shown_name
     from kbsub.eval.report import leaderboard as compare
-    from kbsub.eval.report.console import console_for_stdout
     from kbsub.eval.results.model import ResultError, read_result
     from kbsub.eval.run.machine_facts import gpu_folder, gpu_name
 
-    console = console_for_stdout()
+    console = common.console_of("compare", form, quiet)
     if rank not in (compare.UPSTREAM, compare.REFEREE):
         typer.echo(printable(f"kbsub compare: --rank {rank}: upstream or referee"), err=True)
         raise typer.Exit(2)
@@ -50,6 +58,8 @@ def command(
         console.print(words, style="yellow", markup=False, highlight=False, soft_wrap=True)
     for table in tables:
         console.print(table.rich())
+    if form == "json":
+        common.print_json([table.content() for table in tables])
     if out is None:
         return
     out.mkdir(parents=True, exist_ok=True)

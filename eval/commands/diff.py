@@ -22,6 +22,10 @@ def command(
     """Say which verdicts and times differ between two runs, sample by sample.
 
     Exit code: 0 nothing changed; 1 something did; 2 the call is wrong.
+
+    \b
+    kbsub diff runs/before runs/after
+    kbsub diff runs/before runs/after --same-within 0.1 --json
     """
     from kbsub.eval.process.printable import one_line
     from kbsub.eval.report.board import diff, figures

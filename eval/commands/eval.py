@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import time
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from kbsub.eval.commands import common
-from kbsub.eval.commands.eval_folder import Where, run_folder
+from kbsub.eval.commands.eval_folder import RECORD, Where, run_folder
 from kbsub.eval.verdicts.register import DEFAULT_KINDS, KINDS
 
 EXIT_UNCHECKED = 3
@@ -53,6 +55,11 @@ def command(
     ] = None,
     declarations: common.Declarations = None,
     cell: common.Cell = "auto",
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Judge again at every save, the quick verdicts first; Ctrl-C ends it.")
+    ] = False,
+    quiet: common.Quiet = False,
+    form: common.Format = "table",
 ) -> None:
     """Judge candidates: KernelBench's own verdict, then this project's checks; a table and a JSON.
 
@@ -61,10 +68,15 @@ def command(
     failed, but a stage could ask next to nothing (NOT_CHECKED), or there is no GPU for --device cuda.
     A declaration (contract, precisions, expected failures) counts from this repository's own task folders and from the
     file given with --declarations; it is read before anything runs. Any other candidates.toml is named and ignored.
+
+    \b
+    kbsub eval mine.py --task level1_36
+    kbsub eval mine.py --task level1_36 --watch
+    kbsub eval runs/my_run --only official,source
+    kbsub eval *.py --task my_task.py --only official,guards --format json
     """
     from kbsub.adapters.task import TaskError, resolve_task
     from kbsub.eval.process.printable import printable
-    from kbsub.eval.report.console import console_for_stdout
     from kbsub.eval.results.model import ResultError
     from kbsub.eval.run.batch.build_ahead import cores
     from kbsub.eval.run.batch.job import Settings
@@ -75,7 +87,7 @@ def command(
     from kbsub.eval.tasks.files import candidate_files
     from kbsub.eval.tasks.folder import folder_of
 
-    console = console_for_stdout()
+    console = common.console_of("eval", form, quiet)
     several = bool(fields) or bool(candidates and len(candidates) == 1 and Path(candidates[0]).is_dir())
     default = FOLDER_KINDS if several else DEFAULT_KINDS
     stages = tuple(name.strip() for name in only.split(",") if name.strip()) or default
@@ -94,8 +106,9 @@ def command(
         if not candidates or len(candidates) != 1:
             _stop(2, "--fields speaks of one corpus: name its file of JSON lines, and nothing else")
         source = Path(candidates[0])
-        if not_meant := [name for name, given in (("--task", task), ("--declarations", declarations)) if given]:
-            _stop(2, f"{', '.join(not_meant)}: a folder's or corpus's names say the tasks, and nothing is declared")
+        given = (("--task", task), ("--declarations", declarations), ("--watch", watch))
+        if not_meant := [name for name, value in given if value]:
+            _stop(2, f"{', '.join(not_meant)}: of a folder or corpus the names say the tasks, and nothing is declared")
         if out is not None and source.is_dir():
             _stop(2, "--out: the rows of a run folder stay in it (kbsub_rows)")
         settings = Settings(
@@ -118,6 +131,9 @@ def command(
             code = run_folder(source, settings, where=where, fields=fields, out=out, retry=retry, console=console)
         except BatchError as error:
             _stop(2, str(error))
+        if form == "json" and code in (0, 1):
+            folder = source if source.is_dir() else out or Path("runs") / source.stem
+            common.print_json(json.loads((folder / RECORD).read_text("utf-8")))
         raise typer.Exit(code)
     if retry:
         _stop(2, "--retry: speaks of a run folder or corpus; the candidates that are named are judged anyway")
@@ -142,13 +158,52 @@ def command(
         for note in declared.notes():
             console.print(note, style="yellow", markup=False, highlight=False, soft_wrap=True)
         target = out or Path("runs") / gpu_folder(gpu) / f"{plan.task.slug}.json"
+        if watch:
+            raise typer.Exit(_watch(console, plan, target))
         show = _Show(console, plan)
         with show:
             rows, _ = run(plan, target, show.report, show.finished)
     except (TaskError, ResultError, DeclarationError) as error:
         _stop(2, str(error))
     _summary(console, plan, rows, target)
+    if form == "json":
+        common.print_json({"task": plan.task.slug, "result": str(target), "rows": {r.key: r.fields for r in rows}})
     raise typer.Exit(1 if failures(rows) else EXIT_UNCHECKED if any(row.unchecked for row in rows) else 0)
+
+
+def _watch(console: Any, plan: Any, target: Path) -> int:
+    """Judge the plan's files at every save, one verdict after the other, each said as soon as it is known.
+
+    A file that fails its first verdict is asked no more, and a save in between begins again. Ends with Ctrl-C: 0.
+    """
+    from dataclasses import replace
+
+    from kbsub.eval.commands.saves import SaveWatch
+    from kbsub.eval.process.printable import one_line, shown_name
+    from kbsub.eval.run.runner import run
+
+    def say(words: str) -> None:
+        console.print(one_line(words))
+
+    watch = SaveWatch(plan.candidates)
+    try:
+        for count in watch.saves():
+            say(f"{time.strftime('%H:%M:%S')} {'judging' if count == 1 else 'saved, judging again'}")
+            files = plan.candidates
+            for stage in plan.stages:  # in the register's order: official, the first, is the quickest without a GPU
+                if not files or watch.changed():
+                    break
+                part = replace(plan, candidates=files, stages=(stage,))
+                rows, _ = run(part, target, lambda row, stage, event: None, lambda row: None)
+                for row in rows:
+                    (end,) = row.outcomes.values()
+                    words = f": {end.message}" if end.message else ""
+                    say(f"  {shown_name(row.file.stem)}: {stage} {end.status} ({end.seconds:.1f} s){words}")
+                files = tuple(row.file for row in rows if not row.failed)
+            say("  waiting for a save; Ctrl-C ends")
+    except KeyboardInterrupt:
+        return 0
+    return 0
 
 
 class _Show:

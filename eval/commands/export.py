@@ -8,50 +8,79 @@ from typing import Annotated, Any
 
 import typer
 
+from kbsub.eval.commands import common
+
 
 def command(
     candidates: Annotated[
         list[str] | None, typer.Argument(help="Files or stems; every declared candidate of the task if none is given.")
     ] = None,
-    run_name: Annotated[str, typer.Option(help="The folder under runs/; upstream wants a fresh one each time.")] = "",
-    kernelbench: Annotated[
-        Path | None, typer.Option(help="The checkout to write into (else KERNELBENCH_DIR, the user cache).")
+    run_name: Annotated[str, typer.Option(help="The run folder's name; upstream wants a fresh one each time.")] = "",
+    to: Annotated[
+        Path | None,
+        typer.Option(help="Where the run folder goes; default: runs/ of the --kernelbench given, else runs/ here."),
     ] = None,
-    task: Annotated[str, typer.Option(help="level{L}_{id} of the problem.")] = "level1_40",
+    kernelbench: Annotated[
+        Path | None,
+        typer.Option(help="The checkout whose runs/ to write into (without --to), and whose checker to ask."),
+    ] = None,
+    task: Annotated[str, typer.Option(help="level<L>_<id>, or the path of a reference program.")] = "level1_40",
     precision: Annotated[str, typer.Option(help="fp32, fp16 or bf16: which declared candidates to take.")] = "fp32",
     best: Annotated[str, typer.Option(help="Sample 0, the only one that upstream's analysis reads.")] = "",
     results: Annotated[
         list[Path] | None, typer.Option(help="Result files to choose the best by (default: results/*/TASK.json).")
     ] = None,
+    refused_too: Annotated[
+        bool, typer.Option("--refused-too", help="Write files that upstream would refuse, saying which.")
+    ] = False,
 ) -> None:
-    """Write runs/NAME/level_L_problem_P_sample_K_kernel.py and a mapping file for upstream's own scripts."""
+    """Write NAME/level_L_problem_P_sample_K_kernel.py and a mapping file for upstream's own scripts.
+
+    Exit code: 0 written, or there already with the same files; 1 upstream would refuse a file (its syntax, precision or
+    static checker; --refused-too writes it all the same); 2 the call is wrong.
+
+    \b
+    kbsub export --run-name ladder
+    kbsub export mine.py --task level1_36 --to KernelBench/runs --run-name mine
+    kbsub export mine.py --task my_task.py --run-name mine
+    """
     from kbsub.adapters.checkout import CheckoutError, find_checkout
-    from kbsub.adapters.task import TaskError, parse_task
+    from kbsub.adapters.task import TaskError, resolve_task
     from kbsub.eval.process.printable import one_line, printable, shown_name
-    from kbsub.eval.run.export import MAPPING_FILE, Best, ExportError, best_of, choose_entries, export
+    from kbsub.eval.run import export as work
     from kbsub.eval.tasks.declarations import DeclarationError
-    from kbsub.eval.tasks.folder import submissions_folder, submissions_roots
+    from kbsub.eval.tasks.folder import folder_of, submissions_roots
 
     if not run_name:
-        raise typer.BadParameter("give one, such as --run-name my_run", param_hint="--run-name")
+        common.stop("export", common.EXIT_USAGE, "--run-name: give one, such as --run-name my_run")
     try:
-        problem = parse_task(task)
-        entries = choose_entries(candidates or [], submissions_folder(task), precision)
-        stored = read_stored(results, task, (Path.cwd(), *(root.resolve().parent for root in submissions_roots())))
+        checkout = find_checkout(kernelbench).path
+        problem = resolve_task(task, kernelbench=checkout, precision=precision)
+        entries = work.choose_entries(candidates or [], folder_of(task), precision)
+        roots = (Path.cwd(), *(root.resolve().parent for root in submissions_roots()))
+        stored = read_stored(results, problem.slug, roots)
+        refused = work.refusals(entries, precision, checkout)
+        if refused and not refused_too:
+            for line in refused:
+                typer.echo(one_line(f"kbsub export: {line}"), err=True)
+            common.stop("export", 1, "nothing written; mend the files, or write them all the same: --refused-too")
         if best:
-            chosen = Best(Path(best).stem, "named with --best")
+            chosen = work.Best(Path(best).stem, "named with --best")
         else:
-            chosen = best_of(entries, stored, precision) or Best(entries[0].stem, "the first: none has stored results")
-        folder, new = export(
-            entries, find_checkout(kernelbench).path, run_name, problem, best=chosen, precision=precision
-        )
-    except (CheckoutError, TaskError, DeclarationError, ExportError) as error:
-        typer.echo(printable(f"kbsub export: {error}"), err=True)
-        raise typer.Exit(1) from None
+            first = work.Best(entries[0].stem, "the first: none has stored results")
+            chosen = work.best_of(entries, stored, precision) or first
+        runs = work.runs_folder(to, kernelbench)
+        folder, new = work.export(entries, runs, run_name, problem, best=chosen, precision=precision)
+    except (CheckoutError, TaskError, DeclarationError, work.ExportError) as error:
+        common.stop("export", common.EXIT_USAGE, printable(str(error)))
     typer.echo(f"{'wrote' if new else 'already there, the same files:'} {len(entries)} samples in {shown_name(folder)}")
-    for sample in json.loads((folder / MAPPING_FILE).read_text("utf-8"))["samples"]:
+    for sample in json.loads((folder / work.MAPPING_FILE).read_text("utf-8"))["samples"]:
         note = f"  <- best, {chosen.why}" if sample["sample_id"] == 0 and new else ""
         typer.echo(f"  {sample['file']}  {shown_name(sample['candidate'])}{one_line(note)}")
+    for line in refused:
+        typer.echo(one_line(f"upstream would refuse: {line}"))
+    if runs.resolve() != (kernelbench or checkout).resolve() / "runs":
+        typer.echo("upstream reads runs/NAME of its own checkout: name it with --kernelbench, or copy the folder there")
 
 
 def read_stored(given: list[Path] | None, task: str, roots: tuple[Path, ...]) -> dict[str, Any]:

@@ -21,7 +21,12 @@ def command(
         bool, typer.Option("--best-effort", help="Say why it failed and exit 0: runs go on without it.")
     ] = False,
 ) -> None:
-    """Get the pinned KernelBench commit (depth 1, no prompts) and verify it. A second fetch changes nothing."""
+    """Get the pinned KernelBench commit (depth 1, no prompts) and verify it. A second fetch changes nothing.
+
+    \b
+    kbsub fetch
+    kbsub fetch --from ../KernelBench --to KernelBench
+    """
     from kbsub.adapters.checkout import CheckoutError, fetch, find_checkout
 
     try:

@@ -27,6 +27,10 @@ def command(
     """Show run folders: pass@k, fast_p and geometric mean by upstream's definitions, this project's verdicts beside.
 
     Exit code: 0 written; 2 a folder has no rows, or the call is wrong.
+
+    \b
+    kbsub leaderboard runs/model_a runs/model_b --out board
+    kbsub leaderboard runs/model_a --k 1,5,10 --baseline runs/h200/baseline.json
     """
     from kbsub.eval.process.printable import shown_name
     from kbsub.eval.report.board import figures, page, words

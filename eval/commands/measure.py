@@ -37,6 +37,10 @@ def command(
     """Run one of the programs that make evidence.
 
     Exit code: the program's own; 2 a name that is none, or a file that it needs and does not find.
+
+    \b
+    kbsub measure
+    kbsub measure sweep --help
     """
     known = programs()
     if name is None:

@@ -20,6 +20,10 @@ def command(
     """Remake the tables and plots of README and the other papers from results/*/*.json, and the manifests.
 
     Exit code: 0 done, or --check found nothing; 1 --check found something; 2 a marker or a result is broken.
+
+    \b
+    kbsub report
+    kbsub report --check
     """
     from kbsub.eval.report import papers as report
     from kbsub.eval.results.manifest import ManifestError

@@ -15,6 +15,10 @@ def command(
     """Check a result folder against its manifest (sha256 of every file), and that its results can be read.
 
     Exit code: 0 everything is as listed; 1 a file is missing, altered, not listed or not readable; 2 the call is wrong.
+
+    \b
+    kbsub verify results/h200
+    kbsub verify --write results/h200
     """
     from kbsub.eval.process.printable import one_line, printable, shown_name
     from kbsub.eval.results import manifest

@@ -12,6 +12,7 @@ from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 from kbsub.eval.process.printable import one_line, shown_name
 from kbsub.eval.results.model import jsonable, write_json_atomic
 from kbsub.eval.run.gate import Check, exit_code
+from kbsub.eval.run.here import NAME as HERE
 from kbsub.eval.verdicts.kind import Answer
 from kbsub.eval.verdicts.register import KINDS
 
@@ -23,8 +24,8 @@ def as_json(candidates: Candidates, required: Sequence[str], facts: Mapping[str,
     return {
         "schema": 1,
         "exit_code": exit_code([check for checks in candidates.values() for check in checks]),
-        "required": [name for name in KINDS if name in required],
-        "not_required": [name for name in KINDS if name not in required],
+        "required": list(required),
+        "not_required": [] if HERE in required else [name for name in KINDS if name not in required],
         **facts,
         "candidates": {
             key: {check.name: {"answer": check.answer.value, "words": check.words} for check in checks}
@@ -45,18 +46,26 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def as_junit(candidates: Candidates, facts: Mapping[str, Any]) -> JUnitXml:
-    """One suite a candidate, one case a check. Failed: a failure; cannot be certified here: an error; else skipped."""
+    """One suite a candidate, one case a check that was asked.
+
+    Failed: a failure; cannot be certified here: an error; not checked here (correct-here): skipped. What was not
+    required is no case: a property names it.
+    """
     document = JUnitXml("kbsub gate")
     for key, checks in candidates.items():
         suite = TestSuite(shown_name(key))
         for name, value in facts.items():
             suite.add_property(name, one_line(str(value)))
+        if left_out := [check.name for check in checks if check.answer is Answer.NOT_REQUIRED]:
+            suite.add_property("not required", ", ".join(left_out))
         for check in checks:
+            if check.answer is Answer.NOT_REQUIRED:
+                continue
             case = TestCase(check.name, shown_name(f"{facts.get('task', 'task')}.{key}"), check.seconds)
             outcome = {
                 Answer.FAIL: Failure,
                 Answer.UNCERTIFIED: Error,
-                Answer.NOT_REQUIRED: Skipped,
+                Answer.NOT_HERE: Skipped,
             }.get(check.answer)
             if outcome is not None:
                 case.result = [outcome(one_line(f"{check.answer}: {check.words}"), check.answer.value)]

@@ -47,6 +47,11 @@ class Table:
             lines += ["", *map(one_line, self.notes)]
         return "\n".join(lines)
 
+    def content(self) -> dict[str, Any]:
+        """The same as data: title, rows of {header: cell}, notes."""
+        rows = [dict(zip(self.headers, row, strict=True)) for row in self.rows]
+        return {"title": self.title, "rows": rows, "notes": self.notes}
+
     def rich(self) -> Any:
         """The same for a terminal."""
         from rich.markup import escape

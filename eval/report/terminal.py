@@ -58,7 +58,11 @@ def official_table(plan: Plan, rows: Sequence[Row]) -> Table:
 def print_wide(console: Console, table: Table) -> None:
     """Print a table and its title at the width they need, whatever the terminal's."""
     wide = PlainConsole(
-        emoji=False, file=console.file, width=max(console.width, WIDTH), force_terminal=console.is_terminal
+        emoji=False,
+        file=console.file,
+        width=max(console.width, WIDTH),
+        force_terminal=console.is_terminal,
+        quiet=console.quiet,
     )
     title, table.title = str(table.title), None  # rich would fold it to the width of the table
     wide.print(title, style="bold")

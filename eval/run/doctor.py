@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -249,6 +249,29 @@ def probe_cache() -> Finding:
         parts.append(f"{part.name} {size / 1e6:.1f} MB" + (f" of {many} candidates" if part.name == CELLS else ""))
     found = f"{folder}: {', '.join(parts) or 'empty'}"
     return Finding("user cache", good, found, "" if good else f"make {nearest} writable or set XDG_CACHE_HOME")
+
+
+def clear_caches(names: Sequence[str]) -> dict[str, int]:
+    """Delete parts of the user cache: name -> bytes that it had. "all": every part.
+
+    Raises ValueError for a name that is no part, before anything is deleted. A link is removed, never followed.
+    """
+    import platformdirs
+
+    folder = platformdirs.user_cache_path("kbsub")
+    there = {part.name: part for part in sorted(folder.iterdir())} if folder.is_dir() else {}
+    if unknown := [name for name in names if name not in there and name != "all"]:
+        raise ValueError(f"{unknown[0]}: no such part of {folder}; there are {', '.join(there) or 'none'}, or all")
+    found = {}
+    for name in there if "all" in names else dict.fromkeys(names):
+        part = there[name]
+        whole = part.is_dir() and not part.is_symlink()
+        found[name] = folder_size(part)[0] if whole else part.lstat().st_size
+        if whole:
+            shutil.rmtree(part)
+        else:
+            part.unlink()
+    return found
 
 
 def folder_size(folder: Path) -> tuple[int, int]:

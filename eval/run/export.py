@@ -1,4 +1,4 @@
-"""Writes candidates as a KernelBench run folder: `runs/NAME/level_L_problem_P_sample_K_kernel.py` and a mapping file.
+"""Writes candidates as a KernelBench run folder: `NAME/level_L_problem_P_sample_K_kernel.py` and a mapping file.
 
 Files are copied byte for byte. Sample 0 is the best candidate, because upstream's analysis reads no other sample.
 Must not know how anything is measured: it reads stored result files, and only rows of the very same source text.
@@ -15,11 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kbsub.adapters import static_checker
+from kbsub.adapters.candidate import source_problem
 from kbsub.adapters.evaluator import TIMING_METHOD
 from kbsub.adapters.pin import PIN
 from kbsub.adapters.source import SourceError, read_limited
+from kbsub.adapters.task import Task
 
 MAPPING_FILE = "kbsub_export.json"
+REFERENCE_FILE = "reference.py"  # beside the samples of a local task: upstream's scripts are told where it is
 SCHEMA = 1
 
 
@@ -29,12 +33,13 @@ class ExportError(RuntimeError):
 
 @dataclass(frozen=True)
 class Entry:
-    """One file to export: `contract` and `title` are its declaration's, None where nothing declares it."""
+    """One file to export: `contract`, `title` and `precisions` are its declaration's, None and () without one."""
 
     path: Path
     source: bytes
     contract: str | None = None
     title: str | None = None
+    precisions: tuple[str, ...] = ()
 
     @property
     def stem(self) -> str:
@@ -72,7 +77,7 @@ def choose_entries(names: Sequence[str], folder: Path | None, precision: str = "
         declared = read_declarations(folder) if folder is not None and beside else {}  # shown, never judged by
         row = declared.get(path.stem) if beside else declaration_of(path)
         if names or (row is not None and precision in row.precision):
-            facts = (row.contract, row.title) if row else (None, None)
+            facts = (row.contract, row.title, tuple(row.precision)) if row else (None, None, ())
             try:
                 entries.append(Entry(path, read_limited(path), *facts))
             except SourceError as error:
@@ -104,34 +109,67 @@ def best_of(entries: Sequence[Entry], results: Mapping[str, Mapping[str, Any]], 
     return Best(stem, why)
 
 
+def refusals(entries: Sequence[Entry], precision: str, kernelbench: Path) -> list[str]:
+    """Why upstream's scripts, or the file's own declaration, would refuse these files in `precision`: a line a reason.
+
+    Its syntax, no ModelNew, a precision that it is not declared for, and the errors of the static checker at
+    `kernelbench`, which `run_and_check.py` asserts.
+    """
+    found = []
+    for entry in entries:
+        try:
+            text = entry.source.decode("utf-8")
+        except UnicodeDecodeError as error:
+            found.append(f"{entry.path.name}: cannot be read as UTF-8 text: {error}")
+            continue
+        if problem := source_problem(text):
+            found.append(f"{entry.path.name}: {problem}")
+            continue
+        if entry.precisions and precision not in entry.precisions:
+            found.append(f"{entry.path.name}: candidates.toml declares it for {', '.join(entry.precisions)} only")
+        said = static_checker.check(kernelbench, text, precision)
+        found += [f"{entry.path.name}: upstream's static checker: {error}" for error in said["errors"]]
+    return found
+
+
+def runs_folder(to: Path | None, kernelbench: Path | None) -> Path:
+    """Where run folders go: `to`; else runs/ of a checkout that was named; else runs/ here, never a hidden cache."""
+    if to is not None:
+        return to
+    return kernelbench / "runs" if kernelbench is not None else Path("runs")
+
+
 def export(
     entries: Sequence[Entry],
-    kernelbench: Path,
+    runs: Path,
     run_name: str,
-    task: tuple[int, int],
+    task: Task,
     *,
     best: Best,
     precision: str = "fp32",
 ) -> tuple[Path, bool]:
-    """Write `kernelbench`/runs/`run_name` for problem `task` = (level, id). Returns the folder and whether it is new.
+    """Write the folder `runs`/`run_name` for `task`. Returns the folder and whether it is new.
 
-    The folder appears whole or not at all. One of that name with other content is never touched: upstream resumes
-    by problem id, so samples added to a finished run would be skipped silently. Raises ExportError.
+    A local task counts as problem 0 of level 0, and its program goes beside the samples. The folder appears whole or
+    not at all. One of that name with other content is never touched: upstream resumes by problem id, so samples added
+    to a finished run would be skipped silently. Raises ExportError.
     """
     from kbsub.eval.results.model import write_json_atomic
 
-    level, problem_id = task
+    level, problem_id = task.level, task.problem_id
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", run_name):
         raise ExportError(f"run name {run_name!r}: use letters, digits, '.', '_' and '-' alone, it names a folder")
-    if not list((kernelbench / "KernelBench" / f"level{level}").glob(f"{problem_id}_*.py")):
-        raise ExportError(f"{kernelbench} has no problem {problem_id} in KernelBench/level{level}")
     ordered = sorted(entries, key=lambda entry: entry.stem != best.stem)  # stable: the rest keep their order
     if ordered[0].stem != best.stem:
         raise ExportError(f"--best {best.stem}: not among the exported candidates")
     files = {sample_name(level, problem_id, k): entry.source for k, entry in enumerate(ordered)}
-    target = kernelbench / "runs" / run_name
+    if not task.level:
+        files[REFERENCE_FILE] = task.source.encode("utf-8")
+    target = runs / run_name
+    if target.exists() and not target.is_dir():
+        raise ExportError(f"{target} is a file: choose another --run-name, or another folder with --to")
     if target.exists():
-        kernels = {file.name: file.read_bytes() for file in target.glob("*_kernel.py")}
+        kernels = {file.name: file.read_bytes() for file in target.glob("*.py")}
         if kernels == files:
             return target, False
         raise ExportError(f"{target} exists and holds other files: choose a fresh --run-name, upstream would skip them")
@@ -153,11 +191,15 @@ def export(
         "problem_id": problem_id,
         "precision": precision,
         "kernelbench_commit": PIN,
+        "task": {"name": task.name, "sha256": task.sha256, "provenance": task.provenance},
         "best": {"candidate": best.stem, "why": best.why},
         "samples": samples,
     }
-    target.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{run_name}.", dir=target.parent))
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=f".{run_name}.", dir=target.parent))
+    except OSError as error:
+        raise ExportError(f"cannot write {target}: {error}; choose another folder with --to") from error
     try:
         for name, source in files.items():
             (draft / name).write_bytes(source)

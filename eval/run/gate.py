@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -29,6 +30,20 @@ class Check:
     answer: Answer
     words: str
     seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One candidate of a gate: file, text, its row's stages ({name: {status, message, log}}), answers."""
+
+    file: Path
+    source: str
+    stages: Mapping[str, Mapping[str, Any]]
+    checks: Sequence[Check]
+
+    @property
+    def failed(self) -> list[Check]:
+        return [check for check in self.checks if check.answer in (Answer.FAIL, Answer.UNCERTIFIED)]
 
 
 Fields = Mapping[str, Any]

@@ -302,7 +302,7 @@ def _reason_not_to_run(
     if declared and plan.precision not in declared:
         return f"candidates.toml declares it for {', '.join(declared)} only"
     needs = cuda_source_of(source)
-    if plan.device == "cpu" and needs and not plan.host_executor:
+    if plan.device == "cpu" and needs and not (plan.host_executor and needs == "CUDA_SOURCE"):
         way_out = "; --device cpu runs its kernels on the host" if needs == "CUDA_SOURCE" else ""
         return f"needs an NVIDIA GPU ({needs}){way_out}"
     if refused := plan.choice(stage, source).refused:

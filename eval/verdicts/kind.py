@@ -21,6 +21,7 @@ class Answer(str, Enum):
     FAIL = "fail"
     UNCERTIFIED = "cannot be certified here"
     NOT_REQUIRED = "not required"
+    NOT_HERE = "not checked here"  # --require correct-here asks for what this machine can say; this it cannot
 
     def __str__(self) -> str:
         return self.value

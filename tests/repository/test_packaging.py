@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -16,9 +15,8 @@ import pytest
 
 from kbsub.adapters.pin import PIN
 from support.paths import ROOT
+from support.wheel import build_wheel, copy_sources, pip
 
-SOURCES = ("pyproject.toml", "setup.py", "MANIFEST.in", "KERNELBENCH_COMMIT", "README.md", "LICENSE", "NOTICE")
-FOLDERS = ("adapters", "eval", "submissions", "licenses")
 # What an installation is asked, from an empty folder. torch must not be imported by any of it.
 QUESTIONS = """
 import json, sys
@@ -32,25 +30,6 @@ print(json.dumps({
     "torch": "torch" in sys.modules,
 }))
 """
-
-
-def copy_sources(target: Path) -> Path:
-    """The packaged files only: a build in the repository itself would leave a build/ folder behind."""
-    for name in SOURCES:
-        shutil.copy2(ROOT / name, target / name)
-    for name in FOLDERS:
-        shutil.copytree(ROOT / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
-    return target
-
-
-def pip(*arguments: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments],
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-    )
-    assert done.returncode == 0, f"pip {' '.join(arguments)}:\n{done.stdout}\n{done.stderr}"
 
 
 def answers(code: str, site: Path, folder: Path) -> dict:
@@ -80,11 +59,7 @@ needs_pip = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
-    source = copy_sources(tmp_path_factory.mktemp("source"))
-    target = tmp_path_factory.mktemp("wheel")
-    pip("wheel", "-q", "--no-deps", "--no-build-isolation", "--wheel-dir", str(target), str(source))
-    (built,) = target.glob("kb_submissions-*.whl")
-    return built
+    return build_wheel(tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel"))
 
 
 @needs_pip
@@ -105,7 +80,9 @@ def test_the_wheel_holds_every_packaged_file_and_nothing_else(wheel):
         for top in ("adapters", "eval", "submissions")
         for file in (ROOT / top).rglob("*")
         if file.suffix in suffixes and "__pycache__" not in file.parts
-    } | {"kbsub/adapters/KERNELBENCH_COMMIT"}
+    }
+    expected |= {"kbsub/adapters/KERNELBENCH_COMMIT"}
+    expected |= {f"kbsub/eval/ci/{name}.yml" for name in ("action", "github", "gitlab")}
     assert inside == expected, f"missing {sorted(expected - inside)}, unexpected {sorted(inside - expected)}"
 
 
@@ -120,7 +97,7 @@ def test_the_wheel_carries_the_licences_and_the_command(wheel):
     assert shipped == (ROOT / "licenses/PYTORCH_251_LICENSE.txt").read_bytes()
     assert "kbsub = kbsub.eval.cli:main" in archive.read(f"{info}/entry_points.txt").decode()
     meta = Parser().parsestr(archive.read(f"{info}/METADATA").decode())
-    extras = {"cuda12", "cuda13", "kernelbench", "plots", "cluster", "test", "dev"}
+    extras = {"cuda12", "cuda13", "kernelbench", "plots", "cluster", "pandas", "docs", "test", "dev"}
     assert (meta["Name"], meta["Requires-Python"], set(meta.get_all("Provides-Extra"))) == (
         "kb-submissions",
         ">=3.10",

@@ -144,7 +144,9 @@ def test_every_relative_link_of_a_paper_leads_somewhere():
     for name, text in tracked().items():
         if name.endswith(".md"):
             for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text):
-                if "://" not in target and not (ROOT / name).parent.joinpath(target).exists():
+                # Pages that are made when the site is built: `mkdocs build --strict` (test_site.py) follows those.
+                made = name.startswith("docs/site/") and re.match(r"(\.\./)*(papers|reference)/", target)
+                if "://" not in target and not made and not (ROOT / name).parent.joinpath(target).exists():
                     broken.append(f"{name}: {target}")
     assert not broken, broken
 

@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kbsub.adapters.task import load_task
 from kbsub.eval.suite import checks
 from kbsub.eval.suite.judge import judge_many
 from kbsub.eval.suite.models import Workshop, entrant, task_cases
 from kbsub.eval.tasks.cases import Parameters, suite
+from support.sizes import SMALL_LEVEL1_40, SMALL_TASK
 
 pytestmark = pytest.mark.usefixtures("warm_children")
 
-TASK = load_task(1, 40, kernelbench=None)
+TASK = SMALL_TASK
 CPU = torch.device("cpu")
 MEGABYTES = 300  # of a candidate that keeps much
 CANDIDATE = """
@@ -103,7 +103,7 @@ def test_parameters_of_other_names_are_misaligned_where_they_are_the_initial_one
     who = entrant({"stem": "mine", "candidate_source": source(first=told)}, TASK, CPU)
     try:
         shop = Workshop(TASK, CPU)
-        case = next(each for each in suite(task_cases(TASK), small=True) if each.layout == "misaligned_parameters")
+        case = next(each for each in suite(task_cases(TASK)) if each.layout == "misaligned_parameters")
         case = replace(case, parameters=Parameters("initial", "initial", 0))
         answers = {}
         for layout in ("contiguous", case.layout):
@@ -122,6 +122,7 @@ def records() -> dict:
         "keeps_much": source(more=f"self.much = torch.ones({MEGABYTES << 18})"),
     }
     payload = {"task": "level1_40", "precision": "fp32", "kernelbench": None, "device": "cpu"}
+    payload["size"] = SMALL_LEVEL1_40
     entries = [{"stem": stem, "candidate_source": text} for stem, text in candidates.items()]
     found = judge_many({**payload, "candidates": entries, "only": ["normal/initial/eps1e-05"]}, lambda event: None)
     assert not found["failed"], found["failed"]

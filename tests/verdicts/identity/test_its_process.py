@@ -92,7 +92,6 @@ def test_a_file_that_does_not_load_is_a_compile_error():
 
 
 FORMS = {  # what forward returns: words of the reason
-    "two tensors": ("return self.ln(x), x", "tuple"),
     "nothing": ("return None", "NoneType, not one tensor"),
     "a number": ("return 1.5", "float, not one tensor"),
 }
@@ -107,6 +106,12 @@ def test_what_is_not_one_tensor_is_not_identical_and_says_so(name):
     cases = caught.value.value["cases"]
     assert cases and not any(case["identical"] for case in cases)
     assert words in cases[0]["reason"]
+
+
+def test_two_tensors_for_one_are_not_identical_and_say_so():
+    found = judged("return self.ln(x), x", repeats=1)
+    assert found["identical"] == found["close"] == 0 < found["total"]
+    assert "the reference's is" in found["cases"][0]["reason"]
 
 
 def test_a_task_that_is_not_what_it_declares_is_no_candidates_fault(tmp_path):

@@ -1,0 +1,1 @@
+"""x / (sqrt(sum(x ** 2))) along dimension 1."""

@@ -1,0 +1,1 @@
+"""x / (mean(|x|)) along dimension 1."""

@@ -1,0 +1,1 @@
+"""x / (sqrt(mean(x ** 2) + eps)) along dimension 1."""

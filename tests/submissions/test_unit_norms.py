@@ -1,0 +1,358 @@
+"""The kernels of level1_36, level1_38 and level1_39 on the host executor: eager's bits, or the float64 answer.
+
+test_rules.py has the rules that hold for every file.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from kbsub.eval.host_executor import H200_LIMITS, SMALL_LIMITS, compile_gate, host_namespace, kernel_names, poisoned
+from kbsub.eval.operators import reduction_order as order
+from kbsub.eval.operators.compare.oracle import error_of
+from kbsub.eval.operators.unit_norm.formula import Norm, unit_norm
+from kbsub.eval.operators.unit_norm.on_cpu import in_cuda_order
+from kbsub.eval.tasks.declarations import read_declarations
+from support.paths import ROOT, TESTS
+
+torch.set_num_threads(1)  # tiny tensors: thread pools only wait for each other
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+NORMS = {"level1_36": Norm.RMS, "level1_38": Norm.MEAN_ABS, "level1_39": Norm.L2}
+EPS = {"level1_36": 1e-5, "level1_38": 0.0, "level1_39": 0.0}
+INIT = {"level1_36": [64], "level1_38": [], "level1_39": []}
+DECLARED = {task: read_declarations(ROOT / "submissions" / task) for task in NORMS}
+SOURCES = {
+    (task, stem): (ROOT / "submissions" / task / f"{stem}.py").read_text("utf-8")
+    for task, rows in DECLARED.items()
+    for stem in rows
+}
+CUDA = [key for key, source in SOURCES.items() if "\nCUDA_SOURCE = " in source]
+LIBRARY = [key for key in SOURCES if key not in CUDA]
+EXACT = [key for key in CUDA if DECLARED[key[0]][key[1]].contract == "bit-identical"]
+ACCURATE = [key for key in CUDA if DECLARED[key[0]][key[1]].accurate]
+ROWS = [key for key in EXACT if key[0] != "level1_36"]
+# `make test` takes fp32, and one half precision a task; the rest is slow.
+OFTEN = {"level1_36": "bf16", "level1_38": "fp16", "level1_39": "bf16"}
+PRECISIONS = [
+    pytest.param(key, precision, marks=[] if precision in ("fp32", OFTEN[key[0]]) else [pytest.mark.slow])
+    for key in EXACT
+    for precision in DECLARED[key[0]][key[1]].precision
+]
+
+PLANES = (
+    (2, 64, 8, 12),  # four threads share a pixel: the official order
+    (3, 64, 7, 5),  # an odd plane: no vectors, one output a thread
+    (2, 64, 6, 5),  # two outputs a thread
+    (2, 32, 16, 16),  # vectors, a thread a pixel
+    (1, 128, 12, 12),
+    (1, 64, 8),  # few pixels: another block, 64 threads share one
+    (2, 300, 65),  # sixteen threads share a pixel
+    (2, 5, 7, 9),
+    (3, 1, 5, 5),
+    (5, 2, 3),
+)
+LINES = (
+    (16, 8191),  # a row a block of 512 threads, at every alignment
+    (19, 8200),
+    (9, 65535),  # the official length
+    (3, 20001),  # few rows: a block of 256 x 2
+    (40, 1003),  # a warp a row
+    (7, 100),  # no vectors
+    (600, 20),
+    (1, 5),
+    (2, 70001),  # longer than what a block keeps
+)
+SHAPES = {"level1_36": PLANES, "level1_38": LINES, "level1_39": LINES}
+
+
+def space_of(key: tuple[str, str], limits: Any = SMALL_LIMITS, **options: Any) -> dict[str, Any]:
+    return host_namespace(SOURCES[key], limits, workers=1, **options)
+
+
+def device_of(limits: Any) -> order.Device:
+    return order.Device(limits.multiprocessors, limits.threads_per_multiprocessor)
+
+
+def eager(task: str, x: torch.Tensor, version: str = torch.__version__, limits: Any = SMALL_LIMITS) -> torch.Tensor:
+    return in_cuda_order(x, NORMS[task], EPS[task], order.trees_of(version), device_of(limits))
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return bool(((a == b) & (a.signbit() == b.signbit()) | (a.isnan() & b.isnan())).all())
+
+
+# ---- eager's bits ----
+
+
+@pytest.mark.parametrize(("key", "precision"), PRECISIONS, ids=str)
+def test_gives_the_bits_of_pytorchs_order(key: tuple[str, str], precision: str) -> None:
+    space = space_of(key)
+    model = space["ModelNew"](*INIT[key[0]])
+    for seed, shape in enumerate(SHAPES[key[0]]):
+        torch.manual_seed(seed)
+        x = (torch.randn(shape) * 3 + 0.5).to(DTYPES[precision])
+        y = model(x)
+        assert not poisoned(y).any(), f"{shape}: not written at {poisoned(y).nonzero()[:3].tolist()}"
+        wrong = (y != eager(key[0], x)).nonzero()
+        assert not len(wrong), f"{shape} {precision}: {len(wrong)} elements differ, the first at {wrong[0].tolist()}"
+    never = set(kernel_names(space["CUDA_SOURCE"], space["NVRTC_OPTIONS"])) - set(space["host_executor"].launches)
+    assert not never, f"kernels that no shape here reaches: {never}"
+
+
+HARD = {
+    "zero": lambda x: x * 0,
+    "subnormal": lambda x: x * 1e-39,
+    "squares overflow": lambda x: x * 1e25,
+    "constant": lambda x: torch.full_like(x, 1e4),
+    "special": lambda x: (
+        x.flatten().index_copy(0, torch.tensor([0, 77]), torch.tensor([math.nan, -math.inf])).view_as(x)
+    ),
+}
+
+
+@pytest.mark.parametrize("key", EXACT, ids=str)
+def test_gives_them_for_hard_values(key: tuple[str, str]) -> None:
+    model = space_of(key)["ModelNew"](*INIT[key[0]])
+    torch.manual_seed(3)
+    base = torch.randn(SHAPES[key[0]][0])
+    for name, change in HARD.items():
+        x = change(base)
+        assert same_bits(model(x), eager(key[0], x)), name
+
+
+@pytest.mark.parametrize("key", ROWS, ids=str)
+@pytest.mark.parametrize("version", ["2.6", "2.11"])
+def test_has_the_trees_of_each_torch_version(key: tuple[str, str], version: str) -> None:
+    space = space_of(key)
+    trees = space["trees_of"]
+    space["trees_of"] = lambda _: trees(version)
+    differs = 0
+    for shape in LINES[:2] + LINES[3:5]:
+        torch.manual_seed(1)
+        x = torch.randn(shape)
+        y = space["ModelNew"]()(x)
+        assert torch.equal(y, eager(key[0], x, version)), f"{shape}, {version}"
+        differs += not torch.equal(y, eager(key[0], x, {"2.6": "2.11", "2.11": "2.6"}[version]))
+    assert differs, "these inputs do not tell the two orders apart"
+
+
+@pytest.mark.parametrize("key", ROWS, ids=str)
+def test_reads_rows_that_begin_anywhere(key: tuple[str, str]) -> None:
+    """x one element into its storage: the 2-norm's vectors begin elsewhere, the magnitudes have their own tensor."""
+    space = space_of(key)
+    torch.manual_seed(2)
+    for by in (1, 2, 3):
+        x = torch.randn(16 * 8191 + by)[by:].view(16, 8191)
+        seen = space["host_executor"]
+        assert torch.equal(space["ModelNew"]()(x), _moved(key[0], x, by)), f"{by} elements in: {seen.launches}"
+
+
+def _moved(task: str, x: torch.Tensor, by: int) -> torch.Tensor:
+    """The model reads the alignment off its tensor: given one that begins where the candidate's does."""
+    room = torch.empty(x.numel() + 8)
+    start = -(room.data_ptr() // 4) % 4 + (by if task == "level1_39" else 0)
+    return eager(task, room[start : start + x.numel()].view(x.shape).copy_(x))
+
+
+@pytest.mark.parametrize("key", EXACT, ids=str)
+def test_thread_order_changes_nothing(key: tuple[str, str]) -> None:
+    results = []
+    for seed in (0, 7):
+        torch.manual_seed(5)
+        results.append(space_of(key, seed=seed)["ModelNew"](*INIT[key[0]])(torch.randn(SHAPES[key[0]][0])))
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("kind", ["order", "accurate"])
+def test_the_two_row_tasks_share_their_kernels(kind: str) -> None:
+    sources: dict[str, Any] = {"l1": {}, "l2": {}}
+    for task, stem in (("level1_38", "l1"), ("level1_39", "l2")):
+        exec(SOURCES[task, f"{stem}_{kind}"], sources[stem])
+    assert sources["l1"]["CUDA_SOURCE"] == sources["l2"]["CUDA_SOURCE"]
+
+
+def test_the_order_in_the_files_is_that_of_the_operator() -> None:
+    """Sizes by the thousand: the candidates' own launch rules against the operator's."""
+    device = device_of(H200_LIMITS)
+    planes: dict[str, Any] = {}
+    exec(SOURCES["level1_36", "pixel_order"], planes)
+    for images, channels, pixels in itertools.product(
+        (1, 2, 5, 112), (2, 3, 31, 63, 64, 65, 130, 300, 1000), range(2, 70)
+    ):
+        how = order.plan(images * pixels, channels, False, pixels, device)
+        mine = planes["order_of"](images, channels, pixels)
+        assert mine == (how.height if how.along_y else 1) and how.blocks == 1, (images, channels, pixels)
+    for task, stem in ROWS:
+        lines: dict[str, Any] = {}
+        exec(SOURCES[task, stem], lines)
+        for rows, n in itertools.product(
+            (1, 2, 3, 7, 16, 33, 1000), (2, 31, 100, 127, 128, 1000, 4095, 8160, 8161, 65535)
+        ):
+            for size, vector in ((4, 4), (2, lines["VECTOR16"])):
+                how = order.plan(rows, n, True, 1, device, vector)
+                mine = lines["order_of"](rows, n, size, 132, 2048, (True, True))
+                assert (mine.width, mine.height, mine.along_y) == (how.width, how.height, how.along_y), (rows, n)
+                assert (mine.by_vectors, mine.vector) == (how.by_vectors, how.vector) and how.blocks == 1
+                assert 1 << len(mine.distances) == how.sharing
+
+
+@pytest.mark.parametrize("key", ROWS, ids=str)
+def test_an_unknown_torch_version_is_refused(key: tuple[str, str]) -> None:
+    space = space_of(key)
+    with pytest.raises(ValueError, match=r"torch 9\.9\.0 adds in an order that is not known"):
+        space["trees_of"]("9.9.0")
+
+
+# ---- channels-last ----
+
+
+@pytest.mark.parametrize("precision", DTYPES)
+@pytest.mark.parametrize("channels", [32, 64, 128])
+def test_channels_last_rows_have_eagers_bits_of_that_layout(channels: int, precision: str) -> None:
+    space = space_of(("level1_36", "channel_rows"))
+    torch.manual_seed(channels)
+    x = torch.randn(2, channels, 9, 5).to(DTYPES[precision]).to(memory_format=torch.channels_last)
+    y = space["ModelNew"](channels)(x)
+    rows = x.movedim(1, -1).reshape(-1, channels)
+    assert torch.equal(y.movedim(1, -1).reshape(-1, channels), eager("level1_36", rows))
+    assert y.stride() == x.stride()
+    there_and_back = space["ModelNew"](channels)(x.contiguous())
+    assert torch.equal(there_and_back, y) and there_and_back.is_contiguous()
+
+
+# ---- the float64 answer ----
+
+
+@pytest.mark.parametrize("precision", ["fp32", *(pytest.param(p, marks=pytest.mark.slow) for p in ("fp16", "bf16"))])
+@pytest.mark.parametrize("key", ACCURATE, ids=str)
+def test_keeps_the_accurate_bound(key: tuple[str, str], precision: str) -> None:
+    space = space_of(key)
+    model = space["ModelNew"](*INIT[key[0]])
+    for (seed, shape), scale in itertools.product(enumerate(SHAPES[key[0]]), (1.0, 1e-30, 1e25, 1e-41)):
+        if scale != 1.0 and (precision == "fp16" or seed > 3):
+            continue
+        torch.manual_seed(seed)
+        x = (torch.randn(shape) * scale).to(DTYPES[precision])
+        y = model(x)
+        assert not poisoned(y).any()
+        truth = unit_norm(x, NORMS[key[0]], EPS[key[0]])
+        error = error_of(truth, y)
+        if truth.rstd_overflows:
+            continue  # 1 / norm is no fp32 number: not judged, as in the stress suite
+        assert error.bound_ratio <= 1 and error.allclose, f"{shape}, scale {scale}: {error}"
+    never = set(kernel_names(space["CUDA_SOURCE"], space["NVRTC_OPTIONS"])) - set(space["host_executor"].launches)
+    assert not never, f"kernels that no shape here reaches: {never}"
+
+
+# ---- refusals ----
+
+REFUSED = {
+    "x: dtype": lambda shape: torch.zeros(shape, dtype=torch.float64),
+    "x: shape": lambda shape: torch.zeros(shape[:1]),
+    "must be an ordinary": lambda shape: torch.zeros(shape).to_sparse(),
+}
+
+
+@pytest.mark.parametrize("key", CUDA, ids=str)
+def test_refuses_what_it_does_not_take(key: tuple[str, str]) -> None:
+    shape = SHAPES[key[0]][0]
+    space = space_of(key)
+    for words, make in REFUSED.items():
+        with pytest.raises(ValueError, match=words):
+            space["ModelNew"](*INIT[key[0]])(make(shape))
+    if key in EXACT:
+        with pytest.raises(ValueError, match="x: strides"):
+            space["ModelNew"](*INIT[key[0]])(torch.zeros(shape).transpose(0, 1))
+    plain: dict[str, Any] = {}
+    exec(SOURCES[key], plain)
+    with pytest.raises(ValueError, match="x: on cpu, must be on cuda"):
+        plain["ModelNew"](*INIT[key[0]])(torch.zeros(shape))
+    assert space["ModelNew"](*INIT[key[0]])(torch.zeros(0, *shape[1:])).shape == (0, *shape[1:])
+    assert not space["host_executor"].launches, "a grid of no blocks is a CUDA error"
+
+
+def test_orders_that_are_not_reproduced_are_refused() -> None:
+    planes = space_of(("level1_36", "pixel_order"))["order_of"]
+    with pytest.raises(ValueError, match="one pixel an image"):
+        planes(4, 64, 1)
+    with pytest.raises(ValueError, match="1030 channels"):
+        planes(4, 1030, 64)
+    for key in ROWS:
+        with pytest.raises(ValueError, match="several blocks"):
+            space_of(key)["order_of"](2, 300_007, 4, 132, 2048, (True, True))
+        with pytest.raises(ValueError, match="cuts the row itself"):
+            space_of(key)["order_of"](2, 2**29, 4, 132, 2048, (True, True))
+
+
+# ---- library files ----
+
+
+@pytest.mark.parametrize("key", LIBRARY, ids=str)
+def test_library_files_compute_the_formula(key: tuple[str, str]) -> None:
+    space: dict[str, Any] = {}
+    exec(SOURCES[key], space)
+    torch.manual_seed(0)
+    for shape in SHAPES[key[0]][:2]:
+        x = torch.randn(shape)
+        model = space["ModelNew"](*INIT[key[0]])
+        for _ in range(2):
+            y = model(x)
+            truth = unit_norm(x, NORMS[key[0]], EPS[key[0]]).y.float()
+            torch.testing.assert_close(y, truth, atol=1e-5, rtol=1e-5)
+        assert y.is_contiguous()
+    with pytest.raises(ValueError, match="x: shape"):
+        model(torch.zeros(3))
+
+
+# ---- budget ----
+
+BUILDS = {
+    "pixel": [
+        (f"-DELEMENT={e}", f"-DHELD={h}", f"-DLANES={lanes}")
+        for e, h, lanes in ((0, 16, 128), (1, 16, 128), (2, 16, 128), (0, 32, 32), (0, 1, 32))
+    ],
+    "channel": [(f"-DELEMENT={e}", f"-DCHANNELS={c}") for e, c in ((0, 32), (0, 64), (0, 128), (1, 64), (2, 64))],
+}
+
+
+def builds_of(key: tuple[str, str]) -> list[tuple[str, ...]]:
+    """The builds that are gated: for rows those that the files themselves ask for on the H200."""
+    if key[0] == "level1_36":
+        return BUILDS[key[1].partition("_")[0]]
+    space: dict[str, Any] = {}
+    exec(SOURCES[key], space)
+    found = []
+    for dtype in DTYPES.values():
+        for aligned in (True, False):
+            found.append(_options(space, dtype, aligned))
+    return found
+
+
+def _options(space: dict[str, Any], dtype: torch.dtype, aligned: bool) -> tuple[str, ...]:
+    limits = space["DeviceLimits"](**vars(H200_LIMITS))
+    if "order_of" in space:
+        how = space["order_of"](32768, 65535, dtype.itemsize, 132, 2048, (True, True))
+        return space["geometry"](how, 32768, 65535, dtype, aligned, limits).options
+    return space["geometry"](32768, 65535, dtype, aligned, limits).options
+
+
+@pytest.mark.parametrize(
+    "arch", [a if a == "sm_90" else pytest.param(a, marks=pytest.mark.slow) for a in compile_gate.DEVICES]
+)
+@pytest.mark.parametrize("key", CUDA, ids=str)
+def test_compiles_within_its_budget(key: tuple[str, str], arch: str) -> None:
+    pytest.importorskip("cupy_backends.cuda.libs.nvrtc", reason="NVRTC: pip install 'kb-submissions[cuda13]'")
+    budget = compile_gate.read_budget(TESTS / "resource_budget.toml")
+    space: dict[str, Any] = {}
+    exec(SOURCES[key], space)
+    source, options = space["CUDA_SOURCE"], space["NVRTC_OPTIONS"]
+    found = []
+    for build in builds_of(key):
+        compiled = compile_gate.compile_source(source, options + build, arch)
+        found += compile_gate.findings(key[1], source, options + build, arch, compiled, budget.get(key[1], {}))
+    assert not found, "\n".join(found)
