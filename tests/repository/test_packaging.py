@@ -74,7 +74,7 @@ def test_the_wheel_works_from_an_empty_folder(wheel, tmp_path):
 @needs_pip
 def test_the_wheel_holds_every_packaged_file_and_nothing_else(wheel):
     inside = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("kbsub/")}
-    suffixes = {".py", ".toml", ".json", ".md", ".hpp", ".h", ".cpp", ".cu", ".typed"}
+    suffixes = {".py", ".toml", ".json", ".md", ".hpp", ".h", ".cpp", ".cu", ".typed", ".html"}
     expected = {
         f"kbsub/{file.relative_to(ROOT).as_posix()}"
         for top in ("adapters", "eval", "submissions")
