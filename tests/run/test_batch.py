@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import signal
@@ -14,7 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from kbsub.eval.commands.eval_folder import run_folder
 from kbsub.eval.process.cell import probe
 from kbsub.eval.process.isolated import Outcome, Status
 from kbsub.eval.report import batch_report
@@ -383,40 +386,37 @@ def test_a_status_can_be_tried_again(folder):
         work.retried("FINE")
 
 
+def judged(folder: Path) -> tuple[int, str]:
+    """(exit code, what was printed) of a batch in this process."""
+    text = io.StringIO()
+    code = run_folder(folder, SETTINGS, console=Console(file=text, width=400))
+    return code, text.getvalue()
+
+
 def test_a_second_batch_on_a_folder_is_refused(folder):
-    for index in range(3):
-        sample(folder, index, "sleep=0.3")
-    first = start(folder)
-    wait_for_rows(folder, 1, first)
-    second = start(folder)
-    output, _ = second.communicate(timeout=60)
-    assert second.returncode == 5 and "another kbsub eval is at work on it" in output, output
-    output, _ = first.communicate(timeout=60)
-    assert first.returncode == 0 and len(ledger(folder)) == 3, output
+    sample(folder, 0, "ms=1")
+    with work.alone(folder), pytest.raises(BatchError, match="another kbsub eval is at work on it"):
+        judged(folder)
+    assert ledger(folder) == []
+    assert judged(folder)[0] == 0, "and not when the other is done"
 
 
 def test_a_row_file_that_is_no_file_costs_itself(folder):
     bad, good = sample(folder, 0, "ms=1"), sample(folder, 1, "ms=1")
     row_path(folder, bad).mkdir(parents=True)
-    process = start(folder)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 1 and "is no regular file, and is not replaced" in output, output
-    assert rows_of_files(folder) == [good] and "1 could not be kept" in output
-
-
-def rows_of_files(folder: Path) -> list[str]:
-    return [path.stem for path in (folder / samples.ROWS_FOLDER).glob("*.json") if path.is_file()]
+    code, output = judged(folder)
+    assert code == 1 and "is no regular file, and is not replaced" in output, output
+    files = [path.stem for path in (folder / samples.ROWS_FOLDER).glob("*.json") if path.is_file()]
+    assert files == [good] and "1 could not be kept" in output
 
 
 def test_each_failure_is_listed_once_and_lines_say_how_much_is_left(folder):
     sample(folder, 0, "exit=7")
     sample(folder, 1, "ms=1")
-    process = start(folder)
-    output, _ = process.communicate(timeout=60)
+    _, output = judged(folder)
     assert output.count("CRASHED the process ended") == 1 and "[1 of 2, about" in output, output
-    process = start(folder)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 1 and output.count("CRASHED the process ended") == 1, output
+    code, output = judged(folder)
+    assert code == 1 and output.count("CRASHED the process ended") == 1, output
 
 
 def test_a_tree_is_a_folder_of_runs_each_with_its_summary(folder):
