@@ -74,6 +74,7 @@ class VerdictKind:
     problems: what a record of it holds against a candidate that declares nothing, one "name: reason" each; the first
     are shown, and such a row fails its run. not_checked: why a record is no verdict (next to nothing was asked), or "".
     as_written: on a GPU it judges the task as it is written, whatever --size says.
+    text_on_cpu: on a CPU it only reads texts, those of the task as it is written.
     few_calls: it calls a candidate a dozen times, not hundreds, so that a larger size of the task ends in time.
     own_shapes: a task's declared operator brings shapes of its own to it on a CPU.
     """
@@ -94,6 +95,7 @@ class VerdictKind:
     problems: Callable[[Any], list[str]] = lambda record: []
     not_checked: Callable[[Any], str] = lambda record: ""
     as_written: bool = False
+    text_on_cpu: bool = False
     few_calls: bool = False
     own_shapes: bool = False
     key: str = field(init=False)

@@ -346,8 +346,15 @@ def test_what_a_file_overrides_stands_in_its_row_and_line(folder):
     stem = written(folder, 0, OVERRIDES)
     row = evaluate(prepare(folder, replace(SETTINGS, stages=("source",))))[stem]
     assert row["source"]["overrides"] == {"batch_size": {"task": "16", "file": "3"}}, row
-    assert row["stages"]["source"]["size"]["name"] and row["status"] == "NOT_RUN"
+    assert row["stages"]["source"]["size"]["name"] == "official" and row["status"] == "NOT_RUN"
     assert "source: NOT_RUN redefines batch_size (16 -> 3)" in batch_report.row_words(row)
+
+
+def test_what_a_file_overrides_is_told_of_the_task_as_it_is_written(folder):
+    """At a smaller size the task's own numbers would be others, and its own number an override."""
+    stem = written(folder, 0, "batch_size = 16\n" + RIGHT)
+    row = evaluate(prepare(folder, replace(SETTINGS, stages=("source",), size="small")))[stem]
+    assert row["source"]["overrides"] == {}, row
 
 
 def test_after_a_compile_error_nothing_else_is_asked_or_tried_again(folder):

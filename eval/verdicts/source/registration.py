@@ -83,5 +83,6 @@ KIND = VerdictKind(
     problems=problems,
     few_calls=True,
     as_written=True,
+    text_on_cpu=True,
     runs_candidate=True,
 )
