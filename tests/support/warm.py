@@ -1,14 +1,15 @@
 """Children that start in milliseconds: forked from a server that has torch imported, outside any cell.
 
-For tests of what a judge says of a candidate. Everything but the start is the product's: the protocol, the pipes, the
-shared memory, how an end is understood. What confines a child is tested with the real thing in tests/process,
-tests/remote and wherever a test asks for the fixture `cold_children`.
+For tests of what a judge says of a candidate: the fixture `warm_children`, or `run_forked` for a judge in a process of
+its own. Everything but the start is the product's: the protocol, the pipes, the shared memory, how an end is
+understood. What confines a child is tested with the real thing, in tests/process, tests/remote and tests/run.
 """
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
+import fcntl
 import importlib
 import multiprocessing
 import multiprocessing.process
@@ -26,7 +27,26 @@ import pytest
 
 from kbsub.eval.process import isolated
 from kbsub.eval.process.cell import Cell, Confinement
-from support.forked import PRELOAD, UNCONFINED
+
+PRELOAD = [
+    "torch",
+    "torch._dynamo",  # torch.manual_seed imports it, a second each time
+    "kbsub.eval.verdicts.guards.run",
+    "kbsub.eval.verdicts.guards.inside",
+    "kbsub.eval.verdicts.identity.judge",
+    "kbsub.eval.verdicts.official.judge",
+    "kbsub.eval.suite.judge",
+    "kbsub.eval.suite.batch",
+    "kbsub.eval.remote.worker",
+    "kbsub.eval.host_executor",
+    "kbsub.eval.bench.child",
+    "kbsub.eval.measure.sweep_child",
+    "kbsub.eval.run.task_size",
+    "kbsub.adapters.environment",
+    "support.warm",  # this module, for the first words of each child
+]
+UNCONFINED = Confinement("unconfined", ("a test's child, forked from a server",))
+F_SETSIG = 10  # Linux; fcntl has no name for it before Python 3.13
 
 
 class WarmChild:
@@ -34,8 +54,9 @@ class WarmChild:
 
     refusal = ""
 
-    def __init__(self, process: Any, stdout: Any) -> None:
+    def __init__(self, process: Any, stdout: Any, leash: Any) -> None:
         self.process, self.pid, self.stdout = process, process.pid, stdout
+        self.leash = leash  # an end of a pipe: the child is killed when it closes, as it is with this process
 
     @property
     def returncode(self) -> int | None:
@@ -73,9 +94,21 @@ def _as_it_is(value: Any) -> Any:
     return value
 
 
-def _run(command: list[str], environment: dict[str, str], streams: list[Any], passed: dict[int, Any], up: Any) -> None:
+def _run(
+    command: list[str],
+    environment: dict[str, str],
+    folder: str,
+    streams: list[Any],
+    passed: dict[int, Any],
+    up: Any,
+    leash: Any,
+) -> None:
     """The forked process: descriptors, environment and command line as an exec would have given them; then main()."""
     os.setsid()
+    os.chdir(folder)
+    fcntl.fcntl(leash.fileno(), fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(leash.fileno(), F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(leash.fileno(), fcntl.F_SETFL, os.O_ASYNC)
     for number, stream in enumerate(streams):
         os.dup2(os.open(os.devnull, os.O_RDWR) if stream is None else stream.detach(), number)
     given = {str(old): str(new.detach()) for old, new in passed.items()}
@@ -91,7 +124,7 @@ def _run(command: list[str], environment: dict[str, str], streams: list[Any], pa
         setattr(sys, f"__{name}__", stream)
     faulthandler.enable(file=sys.stderr)
     multiprocessing.process.current_process()._config["daemon"] = False  # a judge starts children of its own: these
-    forkserver._forkserver.ensure_forkserver_running = lambda: None  # come from the same server
+    forkserver._forkserver.ensure_running = lambda: None  # come from the same server
     install(pytest.MonkeyPatch())
     up.send_bytes(b"1")
     up.close()
@@ -117,14 +150,17 @@ def start(
     streams = [None if each in (None, subprocess.DEVNULL) else _Descriptor(each) for each in numbers]
     passed = {each: _Descriptor(each) for each in pass_fds}
     here, there = context.Pipe(duplex=False)
-    child = context.Process(target=_run, args=(list(command), dict(env), streams, passed, there), daemon=True)
+    held, leash = context.Pipe(duplex=False)
+    orders = (list(command), dict(env), os.getcwd(), streams, passed, there, held)
+    child = context.Process(target=_run, args=orders, daemon=True)
     child.start()
     there.close()
+    held.close()
     if output is not None:
         os.close(written)
     with contextlib.suppress(EOFError), here:
         here.recv_bytes()  # from here on it has a session of its own, by which it is ended
-    return WarmChild(child, None if output is None else open(output, "rb", buffering=0))
+    return WarmChild(child, None if output is None else open(output, "rb", buffering=0), leash)
 
 
 def popen(cell: Cell, command: Sequence[str], *, env: Mapping[str, str] | None = None, **more: Any) -> WarmChild:
@@ -153,3 +189,17 @@ def install(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Cell, "popen", popen)
     patch.setattr(Cell, "end", end)
     patch.setattr(Cell, "confinement", lambda cell: UNCONFINED)
+
+
+def run_forked(target: str, payload: Mapping[str, Any], folder: str, timeout_s: float = 60.0) -> dict[str, Any]:
+    """What a judge returns that runs in a forked process, in `folder`; its own children are forked likewise.
+
+    RuntimeError with the status and the judge's words when it returned nothing.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        install(patch)
+        outcome = isolated.run_isolated(target, payload, timeout_s=timeout_s)
+    if outcome.value is None:
+        raise RuntimeError(f"{outcome.status}: {outcome.message}")
+    return outcome.value

@@ -23,7 +23,7 @@ else:
 from kbsub.eval.tasks.declarations import read_declarations
 from kbsub.eval.verdicts.guards.rig import NOTHING_KNOWN
 from kbsub.eval.verdicts.guards.run import REGISTER
-from support.forked import run_forked
+from support.warm import run_forked
 from support.small_reference import REFERENCE
 
 TARGET = "kbsub.eval.verdicts.guards:judge"
