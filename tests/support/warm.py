@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import fcntl
+import gc
 import importlib
 import multiprocessing
 import multiprocessing.process
@@ -27,6 +28,7 @@ import pytest
 
 from kbsub.eval.process import isolated
 from kbsub.eval.process.cell import Cell, Confinement
+from support.paths import child_path
 
 PRELOAD = [
     "torch",
@@ -39,6 +41,7 @@ PRELOAD = [
     "kbsub.eval.suite.batch",
     "kbsub.eval.remote.worker",
     "kbsub.eval.host_executor",
+    "kbsub.eval.operators.layer_norm.operator",
     "kbsub.eval.bench.child",
     "kbsub.eval.measure.sweep_child",
     "kbsub.eval.run.task_size",
@@ -104,6 +107,7 @@ def _run(
     leash: Any,
 ) -> None:
     """The forked process: descriptors, environment and command line as an exec would have given them; then main()."""
+    gc.freeze()  # a collection looks at what is the child's own only, and copies no page of the server's for it
     os.setsid()
     os.chdir(folder)
     fcntl.fcntl(leash.fileno(), fcntl.F_SETOWN, os.getpid())
@@ -131,6 +135,17 @@ def _run(
     importlib.import_module(command[at]).main()
 
 
+def _server() -> Any:
+    """The multiprocessing context whose server has PRELOAD imported, one thread and this folder on its path."""
+    context: Any = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {**child_path(), "OMP_NUM_THREADS": "1"}.items():
+            patch.setenv(name, value)
+        forkserver._forkserver.ensure_running()
+    return context
+
+
 def start(
     command: Sequence[str],
     *,
@@ -142,8 +157,7 @@ def start(
     start_new_session: bool = True,
 ) -> WarmChild:
     """`python ... -m MODULE words` in a forked process; the first word may be a descriptor of `pass_fds`."""
-    context: Any = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
+    context = _server()
     output, written = os.pipe() if stdout == subprocess.PIPE else (None, stdout)
     wanted = (stdin, written, written if stderr == subprocess.STDOUT else stderr)
     numbers = [each.fileno() if hasattr(each, "fileno") else each for each in wanted]
