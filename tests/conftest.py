@@ -68,6 +68,16 @@ def warm_children() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def cold_children(warm_children: None) -> Iterator[None]:
+    """For one test of a module whose children are forked: processes as the product starts them, in their cells."""
+    from support import warm
+
+    with pytest.MonkeyPatch.context() as patch:
+        warm.uninstall(patch)
+        yield
+
+
 def skip_reason(report: pytest.TestReport | pytest.CollectReport) -> str:
     longrepr = report.longrepr
     text = longrepr[2] if isinstance(longrepr, tuple) else str(longrepr)

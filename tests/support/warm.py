@@ -49,6 +49,10 @@ PRELOAD = [
     "support.warm",  # this module, for the first words of each child
 ]
 UNCONFINED = Confinement("unconfined", ("a test's child, forked from a server",))
+COLD = {
+    (place, name): getattr(place, name)
+    for place, name in ((isolated, "subprocess"), (Cell, "popen"), (Cell, "end"), (Cell, "confinement"))
+}
 F_SETSIG = 10  # Linux; fcntl has no name for it before Python 3.13
 
 
@@ -122,8 +126,9 @@ def _run(
     sys.argv = [command[at], *(given.get(word, word) for word in command[at + 1 : at + 2]), *command[at + 2 :]]
     sys.path.insert(0, "")  # where `python -m` has the working directory; the child takes it away
     sys.stdin = sys.__stdin__ = open(0, closefd=False)
-    for name, number in (("stdout", 1), ("stderr", 2)):
-        stream = open(number, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)
+    encoding, _, errors = environment.get("PYTHONIOENCODING", "utf-8").partition(":")
+    for name, number, mode in (("stdout", 1, errors or "strict"), ("stderr", 2, "backslashreplace")):
+        stream = open(number, "w", encoding=encoding, errors=mode, buffering=1, closefd=False)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     faulthandler.enable(file=sys.stderr)
@@ -203,6 +208,12 @@ def install(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Cell, "popen", popen)
     patch.setattr(Cell, "end", end)
     patch.setattr(Cell, "confinement", lambda cell: UNCONFINED)
+
+
+def uninstall(patch: pytest.MonkeyPatch) -> None:
+    """As if `install` had not been called."""
+    for (place, name), value in COLD.items():
+        patch.setattr(place, name, value)
 
 
 def run_forked(target: str, payload: Mapping[str, Any], folder: str, timeout_s: float = 60.0) -> dict[str, Any]:
