@@ -27,7 +27,7 @@ from typing import Any
 import pytest
 
 from kbsub.eval.process import isolated
-from kbsub.eval.process.cell import Cell, Confinement
+from kbsub.eval.process.cell import CACHE_VARIABLES, Cell, Confinement
 from support.paths import child_path
 
 PRELOAD = [
@@ -140,7 +140,7 @@ def _run(
     importlib.import_module(command[at]).main()
 
 
-def _server() -> Any:
+def server() -> Any:
     """The multiprocessing context whose server has PRELOAD imported, one thread and this folder on its path."""
     context: Any = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
@@ -162,7 +162,7 @@ def start(
     start_new_session: bool = True,
 ) -> WarmChild:
     """`python ... -m MODULE words` in a forked process; the first word may be a descriptor of `pass_fds`."""
-    context = _server()
+    context = server()
     output, written = os.pipe() if stdout == subprocess.PIPE else (None, stdout)
     wanted = (stdin, written, written if stderr == subprocess.STDOUT else stderr)
     numbers = [each.fileno() if hasattr(each, "fileno") else each for each in wanted]
@@ -184,7 +184,8 @@ def start(
 
 def popen(cell: Cell, command: Sequence[str], *, env: Mapping[str, str] | None = None, **more: Any) -> WarmChild:
     """In the place of Cell.popen: the environment of a cell, and no cell."""
-    cell.cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for name in CACHE_VARIABLES.values():
+        (cell.cache / name).mkdir(parents=True, exist_ok=True, mode=0o700)
     return start(command, env=cell.environment(env or {}), **more)
 
 
