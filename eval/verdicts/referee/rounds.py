@@ -73,7 +73,7 @@ class Match:
         """ms of one batch of `calls` calls; all its answers are compared."""
         assert self.ring is not None
         before = self.tally.wrong
-        self.tally.unheld += not self.ring.hold()
+        self.ring.hold()
         order = random.SystemRandom().sample(range(max(calls, self.slots)), calls)
         seeds = {slot: secrets.randbits(31) for slot in order}
         for slot in order:
@@ -83,6 +83,7 @@ class Match:
             self.flusher.fill_(secrets.randbelow(256))
         columns = self.ring.columns
         batch = self.ring.run(order, last=lambda: nudge.apply(columns))
+        self.tally.unheld += not batch.still
         if not batch.at_once and self.ring.on_gpu:
             self.tally.late_samples += 1
         self._check(self.ring, batch, seeds, nudge)
