@@ -178,8 +178,17 @@ def of_itself(reference: torch.nn.Module, contents: Contents, tolerance: float) 
             answers.append(each(*inputs))
         first, second = answers
         why = difference(first, second, tolerance)
-        apart = difference(first, two(*contents.draw(12)), tolerance) is not None
+        apart = _apart(first, two(*contents.draw(12)), tolerance)
     return why, spread(first, second) if why is None else 0.0, apart
+
+
+def _apart(first: Any, other: Any, tolerance: float) -> bool:
+    """Whether the predicate refuses every tensor of one answer for that of another, but for those that are the same:
+    one that it takes need not be computed at all, however well the others tell."""
+    if isinstance(first, (tuple, list)):
+        parts = [(a, b) for a, b in zip(first, other, strict=True) if spread(a, b)]
+        return bool(parts) and all(_apart(a, b, tolerance) for a, b in parts)
+    return difference(first, other, tolerance) is not None
 
 
 def _copied(model: torch.nn.Module) -> dict[str, torch.Tensor]:
