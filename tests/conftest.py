@@ -68,6 +68,27 @@ def warm_children() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def kept_compiles() -> Iterator[None]:
+    """NVRTC's answers (compile_gate.compile_source) are kept from run to run: see support/compiled.py."""
+    pytest.importorskip("cupy_backends.cuda.libs.nvrtc", reason="NVRTC: pip install 'kb-submissions[cuda13]'")
+    from support import compiled
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiled.compile_gate, "compile_source", compiled.compile_source)
+        yield
+
+
+@pytest.fixture
+def cold_children(warm_children: None) -> Iterator[None]:
+    """For one test of a module whose children are forked: processes as the product starts them, in their cells."""
+    from support import warm
+
+    with pytest.MonkeyPatch.context() as patch:
+        warm.uninstall(patch)
+        yield
+
+
 def skip_reason(report: pytest.TestReport | pytest.CollectReport) -> str:
     longrepr = report.longrepr
     text = longrepr[2] if isinstance(longrepr, tuple) else str(longrepr)

@@ -32,7 +32,7 @@ HEADERS = HERE / "include"
 RUNTIME_SOURCES = ("launch.cpp", "blocks.cpp", "device.cpp", "faults.cpp")
 CACHE_VARIABLE = "KBSUB_HOST_CACHE"  # another folder for compiled kernels, for tests and read-only homes
 
-MAX_CACHED = 300  # builds of about 100 KB
+MAX_CACHED = 2000  # builds of about 50 KB; a run of all tests uses some 400
 COMMON_FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-ffp-contract=off", "-fno-math-errno", "-fcf-protection=none")
 KERNEL_FLAGS = (
     "-fno-strict-aliasing",  # CUDA sources reinterpret float as float4

@@ -10,6 +10,9 @@ from pathlib import Path
 
 _STOPPED = frozenset("TtZX")
 PATIENCE_S = 1.0
+STILL_NS = 100_000  # of all threads together: what standing still itself may take, once it is seen
+
+Threads = dict[tuple[int, int], int]  # (process, thread) -> ns that it has run
 
 
 def descendants(pid: int) -> list[int]:
@@ -34,7 +37,7 @@ def stop(pid: int) -> list[int]:
     ends = time.monotonic() + PATIENCE_S
     while True:
         found = descendants(pid)
-        running = [each for each in found if (_stat(each) or ("X", 0))[0] not in _STOPPED]
+        running = [each for each in found if not _stands(each)]
         if not running:
             return found
         if time.monotonic() > ends:
@@ -52,10 +55,42 @@ def resume(pids: list[int]) -> None:
             os.kill(each, signal.SIGCONT)
 
 
-def _stat(pid: int) -> tuple[str, int] | None:
-    """(state, parent) of a process; None when it is gone."""
+def times(pids: list[int]) -> Threads:
+    """How long every thread of these processes has run, in ns, by the scheduler."""
+    found: Threads = {}
+    for pid in pids:
+        for thread in _threads(pid):
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                found[pid, thread] = int(Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()[0])
+    return found
+
+
+def stood_still(pid: int, before: Threads) -> bool:
+    """Whether nothing below `pid` has run since `before`, the times of all that was there.
+
+    A process can wake itself: a timer of its own that sends SIGCONT outlasts a SIGSTOP from outside.
+    """
+    after = times(descendants(pid))
+    return after.keys() == before.keys() and sum(after[each] - before[each] for each in after) <= STILL_NS
+
+
+def _stands(pid: int) -> bool:
+    """Whether every thread stands still: the first one can have ended (Z) while others work."""
+    return all((_stat(pid, thread) or ("X", 0))[0] in _STOPPED for thread in _threads(pid))
+
+
+def _threads(pid: int) -> list[int]:
     try:
-        state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
+        return [int(each) for each in os.listdir(f"/proc/{pid}/task")]
+    except OSError:
+        return []
+
+
+def _stat(pid: int, thread: int | None = None) -> tuple[str, int] | None:
+    """(state, parent) of a process, or the state of one of its threads; None when it is gone."""
+    place = f"/proc/{pid}" if thread is None else f"/proc/{pid}/task/{thread}"
+    try:
+        state, parent = Path(f"{place}/stat").read_text().rpartition(")")[2].split()[:2]
     except (OSError, ValueError):
         return None
     return state, int(parent)

@@ -12,10 +12,11 @@ are and they have been sampled. Must not know what is judged.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +24,7 @@ import numpy as np
 import torch
 
 from kbsub.eval.process.frames import printable
-from kbsub.eval.process.stop import resume, stop
+from kbsub.eval.process.stop import Threads, resume, stood_still, stop, times
 from kbsub.eval.remote.memory import DeviceBlock
 from kbsub.eval.remote.model import TOLD_FORM, RemoteModel
 from kbsub.eval.remote.segments import Look, Mappings
@@ -49,6 +50,7 @@ class CallBatch:
     values: list[Any]
     devices: list[str]
     at_once: bool = True
+    still: bool = False  # the worker's processes were held before it, and none of them ran
     starts: list[int] = field(default_factory=list)  # which tensor is the first of each call
 
 
@@ -62,6 +64,7 @@ class CallRing:
     def __init__(self, model: RemoteModel, template: Sequence[Any], count: int, answer_bytes: Sequence[int]) -> None:
         self.model, self.count, self.answer_bytes = model, count, list(answer_bytes)
         self.worker, self._held = model.worker, list[int]()
+        self._ran: Threads = {}  # by then, of what is held
         self.device = self.worker.device
         self.mappings = Mappings(self.device)
         forms = [each for each in template if isinstance(each, torch.Tensor)]
@@ -102,6 +105,7 @@ class CallRing:
         """Stop the worker's processes; the next `run` lets them go once its clock runs. False where that cannot be."""
         try:
             self._held = stop(self.worker.child.pid)
+            self._ran = times(self._held)
         except TimeoutError:
             self._held = []
         return bool(self._held)
@@ -109,6 +113,15 @@ class CallRing:
     def release(self) -> None:
         resume(self._held)
         self._held = []
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """The worker's processes stand still for as long."""
+        self.hold()
+        try:
+            yield
+        finally:
+            self.release()
 
     def write(self, slot: int, inputs: Sequence[Any]) -> None:
         """Put the tensors of `inputs` into a slot."""
@@ -133,10 +146,11 @@ class CallRing:
         last()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+        still = bool(self._held) and stood_still(self.worker.child.pid, self._ran)
         started = clock()
         reply = self._ask("batch", _AT_FORM, words, timeout_s=timeout_s, sent=self.release)
         done = clock()
-        batch = CallBatch(list(order), done - started, list(reply["at"]), None, [], [])
+        batch = CallBatch(list(order), done - started, list(reply["at"]), None, [], [], still=still)
         if self.on_gpu and len(batch.at) == answers:
             batch.sample = self.mappings.sample(batch.at, places, self.answer_bytes)
         self._told(batch)

@@ -21,6 +21,8 @@ from kbsub.eval.run import machine_facts
 from kbsub.eval.run.runner import Row, record_outcome
 from kbsub.eval.verdicts.register import KINDS
 
+pytestmark = pytest.mark.usefixtures("warm_children")
+
 REFERENCE = """
 import torch
 

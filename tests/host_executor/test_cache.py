@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from kbsub.eval.host_executor import build
+from support import warm
 
 module: Any = importlib.import_module("kbsub.eval.host_executor.build")
 SOURCE = 'extern "C" __global__ void k(int* y) { y[0] = 43; }'
@@ -109,12 +110,12 @@ def build_some(folder: str, number: int, failures: Any) -> None:
 
 
 def test_processes_that_build_into_one_cold_cache_all_succeed(tmp_path):
-    context = multiprocessing.get_context("spawn")
+    context = warm.server()  # the children have torch already
     failures = context.Queue()
-    each = [context.Process(target=build_some, args=(str(tmp_path), n, failures)) for n in range(3)]
+    each = [context.Process(target=build_some, args=(str(tmp_path), n, failures)) for n in range(2)]
     for process in each:
         process.start()
     for process in each:
         process.join(120)
-    assert [process.exitcode for process in each] == [0, 0, 0]
+    assert [process.exitcode for process in each] == [0, 0]
     assert failures.empty(), failures.get()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kbsub.eval.host_executor import kernel_names
-from kbsub.eval.host_executor.compile_gate import DEVICES, compile_source, findings, read_budget, source_and_builds
+from kbsub.eval.host_executor import compile_gate, kernel_names
+from kbsub.eval.host_executor.compile_gate import DEVICES, findings, read_budget, source_and_builds
 from kbsub.eval.measure import resources
 from kbsub.eval.process.cell import probe
 from support.host_run import FOLDER, cuda_candidates
@@ -16,6 +16,7 @@ from support.paths import TESTS
 
 pytest.importorskip("cupy_backends.cuda.libs.nvrtc", reason="NVRTC: pip install 'kb-submissions[cuda13]'")
 
+pytestmark = pytest.mark.usefixtures("kept_compiles")
 BUDGET_FILE = TESTS / "resource_budget.toml"
 BUDGET = read_budget(BUDGET_FILE)
 CUDA = cuda_candidates()
@@ -41,7 +42,7 @@ def test_candidate_compiles_cleanly_within_its_budget(stem: str, arch: str) -> N
     assert len(builds) >= 1, f"{stem}: no shape of compile_gate.SHAPES made it launch anything"
     found = []
     for options, module in builds.items():
-        compiled = compile_source(source, options, arch)
+        compiled = compile_gate.compile_source(source, options, arch)
         found += findings(stem, source, options, arch, compiled, BUDGET.get(stem, {}), module)
         assert compiled.error or set(compiled.resources) == set(kernel_names(source, options))
     assert not found, "\n".join(found)
@@ -102,11 +103,12 @@ PLANTED = (
 
 @pytest.mark.parametrize("name,source,options,budget,words", PLANTED, ids=[case[0] for case in PLANTED])
 def test_gate_finds_what_is_planted(name, source, options, budget, words) -> None:
-    compiled = compile_source(source, options, "sm_90")
+    compiled = compile_gate.compile_source(source, options, "sm_90")
     found = findings(name, source, options, "sm_90", compiled, budget)
     assert (found == []) if words is None else (len(found) == 1 and words in found[0]), found
 
 
+@pytest.mark.usefixtures("warm_children")  # in its cell: the next one
 def test_command_fails_on_a_finding_and_writes_a_budget(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = FOLDER / "split_flat.py"
     assert resources.main([str(path), "--budget", str(tmp_path / "none.toml")]) == 1
@@ -116,6 +118,7 @@ def test_command_fails_on_a_finding_and_writes_a_budget(tmp_path: Path, capsys: 
     assert set(read_budget(written)["split_flat"]) == {"normalise_flat"}
 
 
+@pytest.mark.usefixtures("cold_children")
 def test_command_runs_a_file_in_its_cell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if probe().level == "unconfined":
         pytest.skip(f"cell: {probe()}")

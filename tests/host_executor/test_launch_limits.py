@@ -21,8 +21,9 @@ from kbsub.eval.host_executor import (
     LaunchRefused,
     Limits,
     LimitsNotChecked,
+    compile_gate,
 )
-from kbsub.eval.host_executor.compile_gate import DEVICES, Rehearsal, compile_source
+from kbsub.eval.host_executor.compile_gate import DEVICES, Rehearsal
 from kbsub.eval.host_executor.cubin_facts import KernelFacts, NoNvrtc, Parameter, compiled_facts, read_cubin
 from kbsub.eval.host_executor.launch_limits import Launch, argument, refusals, resident_blocks
 from kbsub.eval.tasks.declarations import read_declarations
@@ -178,6 +179,7 @@ READ = [("known", arch) for arch in DEVICES] + [
 ]
 
 
+@pytest.mark.usefixtures("kept_compiles")
 @pytest.mark.parametrize(("source", "arch"), READ)
 def test_reader_agrees_with_ptxas(arch: str, source: str) -> None:
     if source == "known":
@@ -186,7 +188,7 @@ def test_reader_agrees_with_ptxas(arch: str, source: str) -> None:
         space: dict[str, Any] = {"__name__": "candidate"}
         exec(compile(CANDIDATES[source][0], "candidate", "exec"), space)
         source = space["CUDA_SOURCE"]
-    compiled = compile_source(source, PLAIN, arch)
+    compiled = compile_gate.compile_source(source, PLAIN, arch)
     said = {name: (used.registers, used.shared) for name, used in compiled.resources.items()}
     assert {name: (kernel.registers, kernel.static_shared) for name, kernel in compiled.facts.items()} == said
 

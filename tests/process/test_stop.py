@@ -6,10 +6,25 @@ import subprocess
 import sys
 import time
 
-from kbsub.eval.process.stop import descendants, resume, stop
+import pytest
+
+from kbsub.eval.process.stop import descendants, resume, stood_still, stop, times
 
 COUNT = "import time\nfor n in range(10**6):\n    print(n, flush=True)\n    time.sleep(0.005)\n"
 TREE = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {COUNT!r}])\n"
+# Processes that are not where a look at their first thread, or one SIGSTOP, would have them.
+FIRST_THREAD_ENDS = f"""
+import ctypes, threading
+threading.Thread(target=exec, args=({COUNT!r}, {{}})).start()
+ctypes.CDLL(None).syscall(ctypes.c_long({{"x86_64": 60}}.get(__import__("platform").machine(), 93)), 0)
+"""
+WAKES_ITSELF = f"""
+import ctypes, signal, struct
+signal.signal(signal.SIGCONT, lambda *_: None)  # what is ignored arms no timer again
+libc, timer = ctypes.CDLL(None), ctypes.c_void_p()
+libc.timer_create(1, struct.pack("QiI48x", 0, 18, 0), ctypes.byref(timer))
+libc.timer_settime(timer, 0, struct.pack("4q", 0, 50_000_000, 0, 50_000_000), None)
+{COUNT}"""
 
 
 def lines(path) -> int:
@@ -39,6 +54,50 @@ def test_what_is_held_does_nothing_until_it_is_let_go(tmp_path):
             subprocess.run(["kill", "-9", str(each)], check=False)
         child.kill()
         child.wait()
+
+
+@pytest.fixture
+def counting(tmp_path):
+    """Starts a program that counts, below another process: (its parent's pid, the file that it counts in)."""
+    started = []
+
+    def start(program: str):
+        out = tmp_path / "out"
+        with out.open("wb") as file:
+            outer = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {program!r}])\n"
+            started.append(subprocess.Popen([sys.executable, "-c", outer], stdout=file))
+        ends = time.monotonic() + 60
+        while lines(out) < 3 and time.monotonic() < ends:
+            time.sleep(0.01)
+        return started[-1].pid, out
+
+    yield start
+    for child in started:
+        for each in descendants(child.pid):
+            subprocess.run(["kill", "-9", str(each)], check=False)
+        child.kill()
+        child.wait()
+
+
+def test_a_process_whose_first_thread_has_ended_is_held_too(counting):
+    pid, out = counting(FIRST_THREAD_ENDS)
+    held = stop(pid)
+    ran, before = times(held), lines(out)
+    time.sleep(0.2)
+    assert len(held) == 1 and lines(out) == before and stood_still(pid, ran)
+    resume(held)
+    ends = time.monotonic() + 60
+    while lines(out) < before + 50 and time.monotonic() < ends:
+        time.sleep(0.01)
+    assert lines(out) > before and not stood_still(pid, ran)
+
+
+def test_a_process_that_wakes_itself_is_seen_to_have_run(counting):
+    pid, out = counting(WAKES_ITSELF)
+    held = stop(pid)
+    ran, before = times(held), lines(out)
+    time.sleep(0.3)
+    assert len(held) == 1 and lines(out) > before and not stood_still(pid, ran)
 
 
 def test_nothing_below_is_nothing_to_hold():

@@ -19,6 +19,8 @@ from kbsub.eval.remote.probes import Poison
 from kbsub.eval.remote.values import ValueProblem
 from support.paths import TESTS, child_path
 
+pytestmark = pytest.mark.usefixtures("warm_children")
+
 HERE = TESTS / "support" / "remote_candidates"
 START_S = 120
 SHAPE = (8,)
@@ -298,7 +300,7 @@ def test_whatever_a_worker_does_instead_of_answering_is_the_rows_status(folder, 
             model(draw(6, 8))
 
 
-def test_the_judges_memory_is_nowhere_in_the_workers(folder):
+def test_the_judges_memory_is_nowhere_in_the_workers(folder, cold_children):
     """The truth that the judge computes has a mark; whoever owns the worker's process searches all of its memory."""
     if probe().level == "unconfined":
         pytest.skip("cell: unconfined, the parent's memory can be opened")
@@ -316,7 +318,7 @@ def test_the_judges_memory_is_nowhere_in_the_workers(folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("level", ["namespaces", "landlock"])
 @pytest.mark.parametrize("dies", [False, True], ids=["judge is ended at its timeout", "judge dies"])
-def test_worker_and_its_children_end_with_the_judge(tmp_path, level, dies):
+def test_worker_and_its_children_end_with_the_judge(tmp_path, level, dies, cold_children):
     if probe(level).level != level:
         pytest.skip(f"cell: this machine has no {level}")
     mark = f"kbsub-nested-{os.getpid()}-{level}-{dies}"
@@ -366,7 +368,7 @@ def test_a_cheat_gives_a_wrong_answer_to_a_judge_elsewhere(folder, name):
 # ---- CUDA source, executed on the CPU ----
 
 
-def test_a_cuda_source_executes_in_the_cell_with_the_bits_it_has_in_process(tmp_path):
+def test_a_cuda_source_executes_in_the_cell_with_the_bits_it_has_in_process(tmp_path, cold_children):
     from kbsub.eval.host_executor import SMALL_LIMITS, HostExecutor, HostUnavailable, adopt
     from kbsub.eval.host_executor.build import cache_folder, require_host
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 
 import pytest
 from rich.console import Console
@@ -20,6 +21,7 @@ from kbsub.eval.report.console import PlainConsole
 from kbsub.eval.report.tables import Table
 from kbsub.eval.report.terminal import explanations
 from kbsub.eval.run.runner import Plan, Row
+from support import warm
 from support.paths import TESTS
 
 REFERENCE = TESTS / "support" / "small_layer_norm_task" / "reference.py"
@@ -85,7 +87,12 @@ def test_a_command_to_copy_is_quoted_for_the_shell(tmp_path):
 def kbsub(*arguments: str, encoding: str = "utf-8", **variables: str) -> subprocess.CompletedProcess[bytes]:
     environment = {**os.environ, "PYTHONIOENCODING": encoding, **variables}
     command = [sys.executable, "-m", "kbsub.eval.cli", *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, timeout=120)
+    if arguments[0] not in ("eval", "gate"):
+        return subprocess.run(command, env=environment, capture_output=True, timeout=120)
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as words:  # these two start children with torch
+        code = warm.start(command, env=environment, stdout=out, stderr=words).wait(120)
+        said = [file.seek(0) or file.read() for file in (out, words)]
+    return subprocess.CompletedProcess(command, code, *said)
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,8 @@ from kbsub.eval.run.sizes import RunSizes, sizes_for
 from kbsub.eval.tasks.sizes import CHECK, OFFICIAL, SMALL, Costs, Size, TaskSizes, recorded, stated
 from kbsub.eval.verdicts.register import KINDS
 
+pytestmark = pytest.mark.usefixtures("warm_children")
+
 TASK = """
 import torch
 {integers}

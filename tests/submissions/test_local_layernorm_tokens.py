@@ -255,10 +255,10 @@ def test_is_a_local_task() -> None:
     assert task.slug == "local_layernorm_tokens" and task.provenance == "local"
 
 
+@pytest.mark.usefixtures("kept_compiles")
 @pytest.mark.parametrize("stem", SOURCES)
 def test_compiles_for_sm_90_within_its_budget(stem: str) -> None:
     """The other architectures: `kbsub measure resources`."""
-    pytest.importorskip("cupy_backends")
     budget = compile_gate.read_budget(TESTS / "resource_budget.toml")
     path = FOLDER / f"{stem}.py"
     source, builds = compile_gate.source_and_builds(path, DECLARED[stem].precision, "sm_90")

@@ -8,6 +8,8 @@ from kbsub.eval.suite.judge import judge_many
 from kbsub.eval.suite.matching import BY_KEY, BY_ORDER, BY_SHAPE, BY_VALUE, match_state
 from kbsub.eval.tasks.cases import FAIL, OFFICIAL_CASE, SKIPPED
 
+pytestmark = pytest.mark.usefixtures("warm_children")
+
 TASK = """
 import torch
 class Model(torch.nn.Module):

@@ -18,7 +18,9 @@ from kbsub.eval.suite.batch import Finished, run_batch
 from kbsub.eval.suite.records import no_verdict
 from kbsub.eval.tasks.cases import FAIL, OFFICIAL_CASE, PASS, REFUSED, SKIPPED, suite
 from kbsub.eval.verdicts.identity import judge as identity
-from support.forked import run_forked
+from support.warm import run_forked
+
+pytestmark = pytest.mark.usefixtures("warm_children")
 
 TASK = """
 import torch
@@ -195,7 +197,7 @@ def guarded(task: str, source: str, folder: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("name", ["constructor", "own inputs", "plain official input", "every input", "no tensor"])
 def test_guards_of_a_reference_that_refuses_its_own_input_are_not_run(name: str, tmp_path: Path) -> None:
     change, words = NEVER[name]
-    with pytest.raises(RuntimeError, match=f"JudgeFailure: .*{words}") as caught:
+    with pytest.raises(RuntimeError, match=f"NOT_RUN: .*{words}") as caught:
         guarded(task_of(tmp_path, change), HONEST, tmp_path)
     assert "candidate" not in str(caught.value)
 

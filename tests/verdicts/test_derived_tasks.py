@@ -13,9 +13,10 @@ from kbsub.eval.suite.judge import judge_many
 from kbsub.eval.tasks.sizes import SMALL, recorded, size_payload
 from kbsub.eval.verdicts.identity.judge import judge as judge_identity
 from kbsub.eval.verdicts.register import KINDS
-from support.threaded_worker import threaded_workers  # noqa: F401  # a fixture
 
 # Products, elementwise, reductions, norms with and without parameters, pooling, convolutions, losses, scans, indices.
+pytestmark = pytest.mark.usefixtures("warm_children")
+
 FAST = (
     "level1_1 level1_12 level1_19 level1_23 level1_33 level1_35 level1_36 level1_40 level1_42 level1_48 level1_51 "
     "level1_67 level1_89 level1_94 level2_12 level2_33 level2_37 level2_40 level2_84 level2_88"
@@ -67,7 +68,7 @@ def payload_of(slug, kernelbench):
 
 @pytest.mark.kernelbench
 @pytest.mark.parametrize("slug", FAST)
-def test_an_honest_file_passes_and_a_wrong_one_fails_by_name(kernelbench, slug, threaded_workers):  # noqa: F811
+def test_an_honest_file_passes_and_a_wrong_one_fails_by_name(kernelbench, slug):
     common, sources = payload_of(slug, kernelbench)
     candidates = [{"stem": stem, "candidate_source": source} for stem, source in sources.items()]
     found = judge_many({**common, "candidates": candidates, "calls": 3, "only": SOME}, lambda event: None)

@@ -22,6 +22,7 @@ NUDGE_STRIDE, NUDGED_AT_LEAST, SMALLEST = 4096, 64, 3
 SLOW_DRAW_S = 0.03  # beyond that, contents are mixed from a few draws
 POOL = 3
 LEAST_SCALE = 0.25
+LEAST_OF_POOL = 0.75  # what is mixed from a few draws is scaled too, or a memo of as many values an element knows it
 
 
 class Nudge:
@@ -117,8 +118,7 @@ class Contents:
         offset = chance.randrange(stride)
         for held, other in zip(tensors_of(found), tensors_of(self._pool[second]), strict=True):
             held.view(-1)[offset::stride] = other.view(-1)[offset::stride]
-        if self.scaled:
-            _scale(found, seed)
+        _scale(found, seed, LEAST_SCALE if self.scaled else LEAST_OF_POOL)
         return found
 
     def _synchronise(self) -> None:
@@ -130,8 +130,8 @@ def tensors_of(values: Sequence[Any]) -> list[torch.Tensor]:
     return [each for each in values if isinstance(each, torch.Tensor)]
 
 
-def _scale(values: list[Any], seed: int) -> None:
-    factor = random.Random(seed ^ 0x5CA1E).uniform(LEAST_SCALE, 1.0)
+def _scale(values: list[Any], seed: int, least: float = LEAST_SCALE) -> None:
+    factor = random.Random(seed ^ 0x5CA1E).uniform(least, 1.0)
     for each in tensors_of(values):
         if each.is_floating_point():
             each.mul_(factor)

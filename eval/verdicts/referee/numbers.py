@@ -52,8 +52,10 @@ def estimate(few: Sequence[float], many: Sequence[float], calls: tuple[int, int]
     picks = np.random.default_rng(SEED).integers(0, len(few), size=(RESAMPLES, len(few)))
     medians = [np.median(np.asarray(series)[picks], axis=1) for series in (few, many)]
     drawn = (medians[1] - medians[0]) / (calls[1] - calls[0])
-    if not agrees:
-        drawn = np.maximum(drawn, medians[1] / calls[1])
+    # The same is asked of every resample: who sleeps in some of the small batches leaves their median, and with it the
+    # slope, as it is, and would have an interval that begins at nothing.
+    apart = np.abs(medians[0] - calls[0] * drawn - null_intercept_ms) > SHARE * calls[1] * drawn
+    drawn = np.where(apart | (not agrees), np.maximum(drawn, medians[1] / calls[1]), drawn)
     tail = (1 - CONFIDENCE) / 2
     low, high = (float(value) for value in np.quantile(drawn, (tail, 1 - tail)))
     return Estimate(

@@ -18,6 +18,8 @@ from kbsub.eval.tasks.declarations import read_declarations
 from kbsub.eval.verdicts.identity.judge import judge
 from support.paths import ROOT
 
+pytestmark = pytest.mark.usefixtures("warm_children")
+
 FOLDER = ROOT / "submissions" / "level1_40"
 torch.set_num_threads(1)  # tiny tensors: thread pools only wait for each other
 

@@ -76,3 +76,22 @@ def test_contents_are_scaled_where_answers_to_two_draws_would_pass_for_each_othe
     assert of_itself(model, made, 1e-2)[2] is True
     assert float(made.draw(5)[0].min()) >= 0 and float(made.draw(5)[0].max()) < 1
     assert torch.equal(made.draw(5)[0], made.draw(5)[0])
+
+
+def test_every_tensor_of_an_answer_must_tell_draws_apart():
+    inputs = "[torch.rand(1 << 16)]"
+    apart = {
+        ", x + 1.0": True,  # (x, x + 1)
+        ", torch.softmax(x, 0)": False,  # zeros would pass for it
+        ", torch.ones(3)": True,  # the same whatever is drawn
+        ", (x * 2, x.mean() * 1e-6)": False,
+    }
+    for answer, expected in apart.items():
+        made = contents(inputs, answer=answer)
+        assert of_itself(made.modules.Model(), made, 1e-4)[2] is expected, answer
+
+
+def test_what_is_mixed_from_a_few_draws_has_no_few_values_an_element():
+    made = contents("[torch.rand(40, 8) + next(count)]")
+    at_one_place = {float(made.draw(seed)[0][3, 4]) for seed in range(20)}
+    assert len(at_one_place) == 20

@@ -59,3 +59,10 @@ def test_where_the_intercept_is_not_the_nulls_a_call_takes_its_share_of_the_batc
     found = estimate([t + 2.0 for t in few], many, CALLS, COST)
     assert found.by == BATCH and found.ms == pytest.approx(many[0] / CALLS[1])
     assert found.low == pytest.approx(found.ms)
+
+
+@pytest.mark.parametrize("slept", [2.0, 20.0])
+def test_who_sleeps_in_some_of_the_small_batches_has_no_interval_that_begins_below(slept):
+    few, many = series(COST, noise=0.02)
+    found = estimate([t + slept * (index % 5 in (1, 3)) for index, t in enumerate(few)], many, CALLS, COST)
+    assert found.low >= 0.95 * CALL, f"{found.low} to {found.high} ms for a call of {CALL} ms"
