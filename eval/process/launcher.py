@@ -89,6 +89,7 @@ def in_namespaces(spec: Spec) -> NoReturn:
     os.close(send)
     close_report()
     forward(signal.SIGUSR1, init)
+    forward(signal.SIGUSR2, init)
     signal.signal(signal.SIGTERM, lambda *_: kill(init, signal.SIGKILL))
     data = os.read(receive, 4)
     os.waitpid(init, 0)  # returns when everything in the namespace has ended
@@ -126,6 +127,8 @@ def initialise(spec: Spec, outer_gone: Callable[[], bool], status: int) -> NoRet
         guarded(lambda: run(spec, lacks))
     close_report()
     forward(signal.SIGUSR1, child)
+    # Everybody at once: the kernel lets no fork slip through, as it does between two looks at /proc from outside.
+    signal.signal(signal.SIGUSR2, lambda *_: kill(-1, signal.SIGSTOP))
     code = reap_until(child)
     os.write(status, struct.pack("<i", code))
     os._exit(0)  # and the kernel ends whatever is left
@@ -148,6 +151,7 @@ def drop_everything() -> None:
 def under_supervision(spec: Spec, confine: Callable[[Spec], list[str]]) -> NoReturn:
     """The outer process of a cell without namespaces: every orphan becomes its child, and ends with the command."""
     checked(prctl(PR_SET_CHILD_SUBREAPER, 1), "subreaper")
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # there is no word to all at once here
     # A signal that can be handled: whoever goes by SIGKILL leaves its children behind.
     signal.signal(signal.SIGTERM, lambda *_: give_up())
     die_with(spec["parent"], signal.SIGTERM)
@@ -241,7 +245,7 @@ def run(spec: Spec, lacks: list[str]) -> NoReturn:
     if spec["command"] is None:
         print(json.dumps(lacks), flush=True)
         os._exit(0)
-    for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
+    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     os.setsid()  # kill(0, ...) of the command does not reach the launcher
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

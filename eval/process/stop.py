@@ -10,6 +10,7 @@ from pathlib import Path
 
 _STOPPED = frozenset("TtZX")
 PATIENCE_S = 1.0
+AT_ONCE_S = 0.05
 STILL_NS = 100_000  # of all threads together: what standing still itself may take, once it is seen
 
 Threads = dict[tuple[int, int], int]  # (process, thread) -> ns that it has run
@@ -29,12 +30,16 @@ def descendants(pid: int) -> list[int]:
     return below
 
 
-def stop(pid: int) -> list[int]:
+def stop(pid: int, *, of_a_cell: bool = False) -> list[int]:
     """Stop every process below `pid` and wait until all stand still; the processes, for `resume`.
 
-    One that is started meanwhile is stopped too. [] where none is below it. TimeoutError when they do not stand still.
+    One that is started meanwhile is stopped too; but one that is another every millisecond may never be seen.
+    of_a_cell: `pid` is a launcher, whose namespace's init stops everything at once, such a one too.
+    [] where none is below it. TimeoutError when they do not stand still.
     """
     ends = time.monotonic() + PATIENCE_S
+    if of_a_cell:
+        _stop_at_once(pid)
     while True:
         found = descendants(pid)
         running = [each for each in found if not _stands(each)]
@@ -46,6 +51,17 @@ def stop(pid: int) -> list[int]:
         for each in running:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(each, signal.SIGSTOP)
+
+
+def _stop_at_once(launcher: int) -> None:
+    """Ask for it, and wait until all below the init stand still, or for a moment where there is no init."""
+    os.kill(launcher, signal.SIGUSR2)
+    ends = time.monotonic() + AT_ONCE_S
+    while time.monotonic() < ends:
+        below = descendants(launcher)[1:]
+        if below and all(_stands(each) for each in below):
+            return
+        time.sleep(0.0005)
 
 
 def resume(pids: list[int]) -> None:

@@ -104,7 +104,7 @@ class CallRing:
     def hold(self) -> bool:
         """Stop the worker's processes; the next `run` lets them go once its clock runs. False where that cannot be."""
         try:
-            self._held = stop(self.worker.child.pid)
+            self._held = stop(self.worker.child.pid, of_a_cell=True)
             self._ran = times(self._held)
         except TimeoutError:
             self._held = []

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from kbsub.eval.process.cell import Cell
 from kbsub.eval.process.stop import descendants, resume, stood_still, stop, times
 
 COUNT = "import time\nfor n in range(10**6):\n    print(n, flush=True)\n    time.sleep(0.005)\n"
@@ -25,6 +26,18 @@ libc, timer = ctypes.CDLL(None), ctypes.c_void_p()
 libc.timer_create(1, struct.pack("QiI48x", 0, 18, 0), ctypes.byref(timer))
 libc.timer_settime(timer, 0, struct.pack("4q", 0, 50_000_000, 0, 50_000_000), None)
 {COUNT}"""
+# Another process every millisecond: what a scan of /proc lists has ended when it is looked at.
+ALWAYS_ANOTHER = """
+import ctypes, os, signal, time
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+if os.fork():
+    time.sleep(600)
+for n in range(10**9):
+    print(n, flush=True)
+    if os.fork():
+        os._exit(0)
+"""
 
 
 def lines(path) -> int:
@@ -98,6 +111,27 @@ def test_a_process_that_wakes_itself_is_seen_to_have_run(counting):
     ran, before = times(held), lines(out)
     time.sleep(0.3)
     assert len(held) == 1 and lines(out) > before and not stood_still(pid, ran)
+
+
+def test_a_process_of_a_cell_that_is_always_another_is_held_too(tmp_path):
+    cell, out = Cell(tmp_path / "cell"), tmp_path / "out"
+    if cell.confinement().level != "namespaces":
+        pytest.skip("no namespaces here, and so no init that stops everything at once")
+    with out.open("wb") as file:
+        child = cell.popen([sys.executable, "-c", ALWAYS_ANOTHER], stdout=file)
+    try:
+        assert child.entered()
+        for _ in range(5):
+            before, ends = lines(out), time.monotonic() + 60
+            while lines(out) < before + 20 and time.monotonic() < ends:
+                time.sleep(0.01)
+            held = stop(child.pid, of_a_cell=True)
+            ran, before = times(held), lines(out)
+            time.sleep(0.1)
+            assert lines(out) == before and stood_still(child.pid, ran)
+            resume(held)
+    finally:
+        cell.end(child)
 
 
 def test_nothing_below_is_nothing_to_hold():
