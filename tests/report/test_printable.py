@@ -92,4 +92,5 @@ def test_junit_of_hostile_words_is_xml() -> None:
     checks = [Check("official", answer, "\ufffe\x00\udce9</failure>\n]]>") for answer in Answer]
     document = as_junit({"caf\udce9\n": checks}, {"task": "\ufffe", "device": "\x1b"})
     text = document.tostring()
-    assert len(list(xml.etree.ElementTree.fromstring(text).iter("testcase"))) == len(checks)
+    asked = [check for check in checks if check.answer is not Answer.NOT_REQUIRED]  # the others are a property
+    assert len(list(xml.etree.ElementTree.fromstring(text).iter("testcase"))) == len(asked) == 4

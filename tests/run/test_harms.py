@@ -70,6 +70,7 @@ RUNS = {
     "official, every file": replace(OFFICIAL, stems=tuple(EVERY)),
     "identity, every file": Run("identity", tuple(EVERY)),
     "stress and oracle, every file": Run("stress,oracle", tuple(EVERY)),
+    "guards, every file": Run("guards", tuple(EVERY)),
     "official, Landlock": Run("official", (*DISK_AND_SIGNALS, *SURVIVORS), "landlock", asked="landlock"),
     "identity, Landlock": Run("identity", DISK_AND_SIGNALS, "landlock", asked="landlock"),
     "stress and oracle, unshare is refused": Run("stress,oracle", DISK_AND_SIGNALS, "landlock", refused="namespaces"),
@@ -153,6 +154,10 @@ def test_the_honest_rows_are_right(seen):
             assert row["cpu_check"]["trials"] == "(5 / 5)"
         if "identity" in run.stages:
             assert row["bit_identity"]["identical"] == row["bit_identity"]["total"] > 40
+        if "guards" in run.stages:
+            assert row["guards"]["clean"] and row["guards"]["checked"] and row["guards"]["checked_inside"], row[
+                "guards"
+            ]
         if "stress" in run.stages:
             assert (row["stress"]["failed"], row["stress"]["passed"] > 150) == (0, True)
             assert all(case["nearer"] == "equal" for case in row["oracle"].values()) and len(row["oracle"]) > 20
@@ -163,12 +168,30 @@ def test_an_attacker_was_stopped_in_the_act(seen):
     for name in run.stems:
         words = EVERY[name]
         for stage in stages_of(found.rows[name], run):
-            if words is not None:
+            if run.stages == "guards":
+                assert stopped_under_guards(name, stage, found.rows[name].get("guards"), words), (
+                    name,
+                    found.rows[name],
+                )
+            elif words is not None:
                 assert (stage["status"], words[run.level] in stage["message"]) == ("COMPILE_ERROR", True), (name, stage)
             elif name not in WRONG or run.stages != "official":
                 assert stage["status"] == "OK", (name, stage)
             else:
                 assert stage["status"] == "INCORRECT_NUMERICAL", (name, stage)
+
+
+def stopped_under_guards(name: str, stage: dict[str, Any], guards: dict[str, Any] | None, words: Any) -> bool:
+    """A file that was refused ends its stage; one that a guard also saw at it is not clean, and the reason why the
+    other guards were not asked has the refusal. One that computes is accused of the process that it starts."""
+    if guards is None:
+        return stage["status"] == "COMPILE_ERROR" and words["namespaces"] in stage["message"] and name not in DISK
+    named = {finding["guard"] for finding in guards["findings"]}
+    if words is None:
+        return not guards["clean"] and "thread_started" in named and len(guards["checked"]) > 20
+    reasons = {entry["reason"] for entry in guards["not_checked"]}
+    told = all("gave no answer" in reason and words["namespaces"] in reason for reason in reasons)
+    return not guards["clean"] and named == {"result_written"} and not guards["checked"] and bool(reasons) and told
 
 
 def test_no_process_of_a_row_is_there_when_its_line_is_printed(seen):
