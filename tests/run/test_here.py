@@ -151,7 +151,7 @@ def test_here_an_honest_file_passes_and_one_that_cannot_run_does_not(
     judged = CliRunner().invoke(app, [*call, "--junit", "gate.xml", "--json", "gate.json", "--summary", "summary.md"])
     assert judged.exit_code == 1, judged.output
     answers = json.loads((tmp_path / "gate.json").read_text())["candidates"]
-    assert {check["answer"] for check in answers["good"].values()} == {"pass", "not checked here"}
+    assert {check["answer"] for check in answers["good"].values()} == {"pass", "not checked here"}, answers["good"]
     assert answers["gpu_only"]["correct-here"]["answer"] == "fail"
     assert "nothing of it was executed" in answers["gpu_only"]["correct-here"]["words"]
     passed = "good: local-check: pass: (5 / 5) trials within the official tolerance on the CPU; no official verdict"

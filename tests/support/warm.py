@@ -113,6 +113,7 @@ def _run(
     """The forked process: descriptors, environment and command line as an exec would have given them; then main()."""
     gc.freeze()  # a collection looks at what is the child's own only, and copies no page of the server's for it
     os.setsid()
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # as the launcher has it where a cell is not namespaces
     os.chdir(folder)
     fcntl.fcntl(leash.fileno(), fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(leash.fileno(), F_SETSIG, signal.SIGKILL)
