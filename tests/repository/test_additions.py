@@ -147,7 +147,8 @@ SOFTMAX = "submissions/local_softmax"
 
 def add_softmax(tree: Tree, task_file: str = "", inside: str = "x") -> None:
     tree.add(f"{SOFTMAX}/README.md", "# Softmax over rows\n\n**`shifted.py`** - the formula. Contract: tolerance.\n")
-    tree.add(f"{SOFTMAX}/task.toml", f'title = "softmax over rows"\nreference = "reference.py"\n{task_file}')
+    sizes = "[sizes]\ncheck = {}\nsmall = { rows = 4 }\n"
+    tree.add(f"{SOFTMAX}/task.toml", f'title = "softmax over rows"\nreference = "reference.py"\n{task_file}{sizes}')
     tree.add(f"{SOFTMAX}/candidates.toml", f"[shifted]\n{row('the formula')}\n[wrong]\n{row('not divided')}")
     tree.add(f"{SOFTMAX}/reference.py", REFERENCE.replace("softmax(x,", f"softmax({inside},"))
     tree.add(f"{SOFTMAX}/shifted.py", ROW_MAXIMUM.format(name="ModelNew", answer=SHIFTED))
