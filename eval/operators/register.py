@@ -6,8 +6,8 @@ import functools
 import importlib
 import pkgutil
 
+import kbsub.eval.operators as operators
 from kbsub.adapters.task import Task
-from kbsub.eval import operators
 from kbsub.eval.operators.operator import Operator
 from kbsub.eval.tasks.task_file import read_task_file, task_file
 from kbsub.eval.tasks.toml_file import TaskFolderError

@@ -97,16 +97,16 @@ class Instance:
         return self._value(lambda: self.remote.on_side_stream(inputs))
 
     def repeat(self, inputs: list[Any], calls: int) -> None:
-        _sent(lambda: self.remote.repeat(inputs, calls, MANY_CALLS_S))
+        sent(lambda: self.remote.repeat(inputs, calls, MANY_CALLS_S))
 
     def capture(self, inputs: list[Any]) -> None:
-        _sent(lambda: self.remote.capture(inputs))
+        sent(lambda: self.remote.capture(inputs))
 
     def replay(self, inputs: list[Any]) -> Any:
         return self._value(lambda: self.remote.replay(inputs))
 
     def _value(self, ask: Callable[[], Reply]) -> Any:
-        reply = _sent(ask)
+        reply = sent(ask)
         self.mutated = reply.mutated
         return reply.value
 
@@ -118,10 +118,11 @@ def host_cache() -> str:
     return str(cache_folder())
 
 
-def _sent(ask: Callable[[], T]) -> T:
+def sent(ask: Callable[[], T], not_applicable: type[Exception] = NotApplicable) -> T:
+    """The answer of `ask`; `not_applicable` is raised where a tensor of the judge's own cannot cross to the worker."""
     try:
         return ask()
     except CandidateRaised:
         raise
     except ValueProblem as why:  # the judge's own tensor: no fault of the candidate's
-        raise NotApplicable(f"this input cannot be sent to the candidate's process: {why}") from why
+        raise not_applicable(f"this input cannot be sent to the candidate's process: {why}") from why

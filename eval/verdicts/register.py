@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from kbsub.eval import verdicts
+import kbsub.eval.verdicts as verdicts
 from kbsub.eval.process.isolated import Status
 from kbsub.eval.results.model import VERDICT_RECORDS
 from kbsub.eval.verdicts.kind import VerdictKind

@@ -9,10 +9,9 @@ import torch
 
 from kbsub.adapters.task import Modules, Task
 from kbsub.eval.process.isolated import JudgeFailure, Status
-from kbsub.eval.remote.model import CandidateRaised, RemoteModel, Reply
+from kbsub.eval.remote.model import RemoteModel, Reply
 from kbsub.eval.remote.probes import Poison
-from kbsub.eval.remote.values import ValueProblem
-from kbsub.eval.suite.confined import Confined, Lost
+from kbsub.eval.suite.confined import Confined, Lost, sent
 from kbsub.eval.verdicts.guards.applicability import NotApplicable
 from kbsub.eval.verdicts.guards.rig import Pair, Rig, one_tensor
 
@@ -78,9 +77,4 @@ class RemoteRig(Rig):
 
 
 def _sent(ask: Callable[[], T]) -> T:
-    try:
-        return ask()
-    except CandidateRaised:
-        raise
-    except ValueProblem as why:  # the judge's own tensor: no fault of the candidate's
-        raise NotApplicable(f"this input cannot be sent to the candidate's process: {why}") from why
+    return sent(ask, NotApplicable)
