@@ -28,6 +28,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import platformdirs
+
 from kbsub.eval.process.mounts import HIDDEN, inside
 from support.paths import ROOT, TESTS
 
@@ -107,7 +109,7 @@ class Place:
 
 @contextlib.contextmanager
 def a_place() -> Iterator[Place]:
-    base = Path("/var/tmp") if inside(str(ROOT), HIDDEN) else ROOT / "build"
+    base = platformdirs.user_cache_path("kbsub-tests") if inside(str(ROOT), HIDDEN) else ROOT / "build"
     folder = base / f"harms-{secrets.token_hex(6)}"
     folder.mkdir(parents=True)
     try:
