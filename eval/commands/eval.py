@@ -241,9 +241,15 @@ class _Show:
 
         self.progress.advance(self.bar)
         seconds = sum(outcome.seconds for outcome in row.outcomes.values())
-        ended = ", ".join(f"{name} {outcome.status}" for name, outcome in row.outcomes.items())
+        ended = ", ".join(f"{name} {_end(row, name)}" for name in row.outcomes)
         words = one_line(f"{shown_name(row.file.stem)}: {ended} ({seconds:.1f} s)")
         self.console.print(words, markup=False, highlight=False, soft_wrap=True)
+
+
+def _end(row: Any, stage: str) -> str:
+    """How a stage ended; never a bare OK where its record holds something against the file."""
+    found, status = row.problems(stage), str(row.outcomes[stage].status)
+    return f"{status}, {len(found)} problem{'s' * (len(found) > 1)}" if found else status
 
 
 def _summary(console: Any, plan: Any, rows: Any, target: Path) -> None:

@@ -44,6 +44,7 @@ from kbsub.eval.verdicts.kind import VerdictKind
 from kbsub.eval.verdicts.register import ENDS_THE_ROW, HONEST, KINDS, NOT_FAILED, OFFICIAL
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
+CONTROL = "control"  # the contract of a file that is declared to be wrong
 ENVIRONMENT_TARGET = "kbsub.adapters.environment:judge"
 
 
@@ -129,7 +130,9 @@ class Row:
     def problems(self, stage: str) -> list[str]:
         """What a stage holds against a candidate that declares nothing, each "name: reason"."""
         kind, found = KINDS[stage], self.fields.get(KINDS[stage].key)
-        if self.fields.get("contract") is not None or stage == OFFICIAL or not found:
+        contract = self.fields.get("contract")
+        declared = contract is not None and (contract == CONTROL or not kind.undeclarable)
+        if declared or stage == OFFICIAL or not found:
             return []
         return kind.problems(kind.record.model_validate(found))
 
@@ -208,11 +211,20 @@ def judge_stage(
 ) -> Outcome:
     """One stage of one candidate, run and put into its row. Returns how its process ended."""
     outcome = run_stage(plan, row, stage, on_progress, shared, isolate)
-    if plan.device == "cpu" and outcome.status not in HONEST and asks_for_a_gpu(outcome.message):
+    ended_badly = plan.device == "cpu" and outcome.status not in HONEST and not _wrong_before(row, stage, outcome)
+    if ended_badly and asks_for_a_gpu(outcome.message):
         words = f"needs an NVIDIA GPU ({outcome.message[:200]})"
         outcome = Outcome(Status.NOT_RUN, None, words, outcome.log, outcome.seconds)
     record_outcome(row, stage, outcome)
     return outcome
+
+
+def _wrong_before(row: Row, stage: VerdictKind, outcome: Outcome) -> bool:
+    """Whether what a judge found until then is held against the file: one that asks for a GPU after that is wrong."""
+    found = outcome.value or {}
+    if stage.name == OFFICIAL or not found or stage_problem(row.fields, stage, dict(found)) is not None:
+        return False
+    return bool(stage.problems(stage.record.model_validate(found)))
 
 
 def run_stage(

@@ -21,6 +21,7 @@ from kbsub.eval.remote.graphs import called, captured
 from kbsub.eval.remote.probes import behind_slow_work
 from kbsub.eval.suite.confined import Instance
 from kbsub.eval.suite.inputs import NotApplicable
+from kbsub.eval.suite.one_tensor import as_one, exact_problem, row_of_one
 from kbsub.eval.suite.setting import forms_of, state_for
 
 CALLS_S = 10.0  # of after_1000_calls, where that many calls would take longer
@@ -50,19 +51,6 @@ def run(model: Any, inputs: list[Any]) -> Any:
     return output
 
 
-def as_one(value: Any) -> Any:
-    """An output as one float tensor: integers and bools in float64, the tensors of a tuple one after the other, flat.
-
-    Anything else as it is.
-    """
-    if isinstance(value, torch.Tensor):
-        return value if value.is_floating_point() or value.is_complex() else value.double()
-    if isinstance(value, (tuple, list)) and value and all(isinstance(each, torch.Tensor) for each in value):
-        flat = [as_one(each).reshape(-1) for each in value]
-        return torch.cat([each.to(flat[0].dtype) for each in flat]) if len(flat) > 1 else as_one(value[0])
-    return value
-
-
 def _of_reference(reference: torch.nn.Module, inputs: list[Any]) -> torch.Tensor:
     """The reference's own answer. NotApplicable where it has none: no candidate is to blame for that."""
     with reference_asked(NotApplicable):
@@ -89,7 +77,7 @@ def row_alone(scene: Scene) -> str | None:
         if native.shape != scene.expected[row : row + 1].shape or not close(scene.expected[row : row + 1], native):
             raise NotApplicable("the reference's rows depend on one another")
         got = run(scene.model, alone)
-        problem = _differs(scene, scene.output[row : row + 1].contiguous(), got)
+        problem = _differs(scene, row_of_one(scene.output, row), got)
         if problem:
             return f"row {row} alone differs from the same row in the batch of {rows}: {problem}"
     return None
@@ -266,6 +254,8 @@ def _differs(scene: Scene, expected: torch.Tensor, got: Any) -> str | None:
     if not isinstance(got, torch.Tensor):
         return f"returned {type(got).__name__}, not a tensor"
     comparison: Comparison = compare(expected, got)  # PredicateError is told apart by the caller
+    if why := exact_problem(expected, got):
+        return why
     if scene.strict and not comparison.identical:
         return f"not bit-identical: {comparison.describe()}"
     return None if comparison.allclose else comparison.describe()

@@ -32,6 +32,7 @@ from kbsub.eval.suite.classes import Question, classify, oracle_facts, row_of
 from kbsub.eval.suite.confined import Instance, Lost
 from kbsub.eval.suite.inputs import NotApplicable, first_tensor, lay_out, special_place, values_of
 from kbsub.eval.suite.models import Entrant, Workshop, entrant, is_modelled, task_cases
+from kbsub.eval.suite.one_tensor import exact_problem
 from kbsub.eval.suite.questions import Broken, ask, still_usable
 from kbsub.eval.suite.records import NEEDS_GPU, ended_without, no_verdict, oracle_record, stress_record
 from kbsub.eval.tasks.cases import FAIL, NEARER, PASS, REFUSED, SKIPPED, Case, Row, select, suite
@@ -359,6 +360,8 @@ def _judge_output(
         question, comparison, error, strict=strict, accurate=who.accurate, undeclared=not who.contract
     )
     facts: Row = {"native": comparison.to_json(), **oracle_facts(question, error)}
+    if why := exact_problem(question.expected, output):
+        return row_of(case, FAIL, why, **facts)
     told = models[key].mutated if isinstance(models[key], Instance) else ()
     if told:
         return row_of(case, FAIL, f"changed its input {told[0]}", **facts)

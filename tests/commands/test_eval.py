@@ -326,3 +326,50 @@ def test_malformed_stage_costs_only_itself() -> None:
     record_outcome(row, KINDS["stress"], Outcome(Status.OK, {"passed": "many"}, "", "", 1.0))
     assert row.fields["stages"]["stress"]["status"] == "RUNTIME_ERROR"
     assert "stress" not in row.fields and row.failed
+
+
+# stage -> words of what it holds against a file whose every answer is wrong, or wrong until it asks for a GPU
+HELD = {
+    "identity": "official inputs, seed 0: beyond 0.0001 of native on cpu",
+    "oracle": "official/initial/eps1e-05: max abs error",
+    "referee": "outputs wrong: differs from the reference by up to",
+}
+THEN_A_GPU = """
+import torch
+
+
+class ModelNew(torch.nn.Module):
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        if self.calls > 1:
+            raise RuntimeError("Found no NVIDIA driver on your system")
+        return x * 2.5
+"""
+
+
+@pytest.mark.parametrize("stage", HELD)
+def test_wrong_answers_are_no_ok_whatever_the_only_stage_is(folder: Path, tmp_path: Path, stage: str) -> None:
+    """`wrong: referee OK`, exit 0: stages of which only a declaration said what a wrong answer costs."""
+    wrong, out = tmp_path / "wrong.py", tmp_path / "out.json"
+    wrong.write_text(FORWARD.format(body="return x * 2.5"))
+    code, output = invoke(str(wrong), "--task", str(folder / "task.py"), "--only", stage, "--out", str(out))
+    assert code == 1 and HELD[stage] in output and f"wrong: {stage} OK (" not in output, output
+
+
+def test_a_file_that_asks_for_a_gpu_after_a_wrong_answer_is_wrong(folder: Path, tmp_path: Path) -> None:
+    wrong, out = tmp_path / "wrong.py", tmp_path / "out.json"
+    wrong.write_text(THEN_A_GPU)
+    code, output = invoke(str(wrong), "--task", str(folder / "task.py"), "--only", "identity", "--out", str(out))
+    assert code == 1 and "NOT_RUN" not in output and HELD["identity"] in output, output
+
+
+@pytest.mark.parametrize(("contract", "held"), [("tolerance", 1), ("control", 0), (None, 1)])
+def test_no_declaration_but_a_controls_makes_outputs_right_that_the_referee_found_wrong(
+    contract: str | None, held: int
+) -> None:
+    record = {"outputs": 5, "wrong": 2, "problems": ["differs"], "device": "cpu", "precision": "fp32", "tolerance": 1e-4}
+    row = Row(Path("x.py"), "x", {"sha256": "0", "contract": contract, "precision": "fp32", "status": "OK", "stages": {}})
+    record_outcome(row, KINDS["referee"], Outcome(Status.OK, record, "", "", 1.0))
+    assert len(row.problems("referee")) == held and row.failed == bool(held)

@@ -14,7 +14,7 @@ from kbsub.adapters.refusal import reference_asked
 from kbsub.adapters.task import SEED
 from kbsub.eval.operators.compare.bitwise import judge_pair
 from kbsub.eval.remote.values import ValueProblem
-from kbsub.eval.suite.checks import as_one
+from kbsub.eval.suite.one_tensor import as_one, exact_problem
 from kbsub.eval.verdicts.identity.bench import Bench
 from kbsub.eval.verdicts.identity.subject import WrongForm
 
@@ -51,7 +51,9 @@ def run_generic(bench: Bench) -> Iterator[dict[str, Any]]:
         except WrongForm as why:
             yield {**label, "identical": False, "allclose": False, "reason": str(why)}
             continue
-        yield {**label, **judge_pair(expected, got, bench.tolerance)}
+        why = exact_problem(expected, got)
+        unequal = {"identical": False, "allclose": False, "reason": why} if why else {}
+        yield {**label, **judge_pair(expected, got, bench.tolerance), **unequal}
 
 
 def _init_inputs(bench: Bench) -> list[Any]:

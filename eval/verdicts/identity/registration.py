@@ -9,6 +9,7 @@ from kbsub.eval.verdicts.kind import Answer, Asked, Column, VerdictKind, contrad
 
 ON_CUDA = "native on cuda"  # how the record names its reference
 OF_ORDER = "model of native's order"
+_WELL_POSED = ("official", "uniform", "normal")  # inputs on which no order moves an answer by the official tolerance
 
 
 class BitIdentity(Record):
@@ -50,7 +51,7 @@ def answer(found: BitIdentity | None, asked: Asked) -> tuple[Answer, str]:
             return Answer.FAIL, words
         # Order moves last bits; on official inputs no order moves an answer beyond the official tolerance.
         if expected == "pass" and (wrong := _beyond_tolerance(found)):
-            return Answer.FAIL, f"beyond {found.tolerance:g} of native on the same device: {listed(wrong)} ({words})"
+            return Answer.FAIL, f"beyond {found.tolerance:g} of native on the same device: {listed(list(wrong))} ({words})"
         return Answer.UNCERTIFIED, f"bit identity is promised against native on CUDA; here: {words}"
     if expected == "fail":
         if found.identical == found.total:
@@ -61,12 +62,18 @@ def answer(found: BitIdentity | None, asked: Asked) -> tuple[Answer, str]:
     return (Answer.PASS if found.identical == found.total else Answer.FAIL), words
 
 
-def _beyond_tolerance(found: BitIdentity) -> list[str]:
-    """Cases on official inputs whose answer is wrong, not merely another order's."""
+def problems(found: BitIdentity) -> list[str]:
+    """Wrong answers only: a file that declares nothing promises no bits."""
+    return [f"{name}: {why}" for name, why in _beyond_tolerance(found).items()]
+
+
+def _beyond_tolerance(found: BitIdentity) -> dict[str, str]:
+    """Cases on official inputs, or on such as they are, whose answer is wrong, not merely another order's."""
     if found.tolerance is None:
-        return []
-    official = [case for case in found.cases if case.get("input") == "official"]
-    return [str(case.get("name")) for case in official if case.get("allclose") is False]
+        return {}
+    words = f"beyond {found.tolerance:g} of {found.reference or 'native'}"
+    far = [case for case in found.cases if case.get("allclose") is False]
+    return {str(case.get("name")): case.get("reason", words) for case in far if case.get("input") in _WELL_POSED}
 
 
 def equal(found: BitIdentity) -> str:
@@ -90,6 +97,7 @@ KIND = VerdictKind(
     order=1,
     columns=(Column("bit-equal", equal),),
     not_checked=not_checked,
+    problems=problems,
     few_calls=True,
     own_shapes=True,
 )

@@ -14,7 +14,7 @@ import torch
 from kbsub.eval.operators.identity import IdentitySuite, Outputs, Question
 from kbsub.eval.remote.model import RemoteModel, Reply, Worker
 from kbsub.eval.remote.probes import Poison
-from kbsub.eval.suite.checks import as_one
+from kbsub.eval.suite.one_tensor import as_one
 from kbsub.eval.suite.matching import StateMatch, match_state
 
 WITH_STATISTICS = "output_with_stats"  # the output of the method that returns the statistics too

@@ -54,19 +54,24 @@ def answer(found: Oracle | None, asked: Asked) -> tuple[Answer, str]:
     """Accurate candidates within the bound everywhere; others no farther than the tolerance where native is within."""
     if found is None or not found.cases:
         return Answer.UNCERTIFIED, "no case has a float64 answer here"
-    problems = []
-    for name, case in found.cases.items():
-        if case.rstd_overflows_fp32:
-            continue  # the float64 answer is beyond float32 there; listed apart
-        if asked.accurate and (not case.candidate_allclose or (case.candidate_bound_ratio or 0) > 1):
-            ratio = f"{case.candidate_bound_ratio} of the bound"
-            problems.append(f"{name}: max abs error {case.candidate_max_abs}, {ratio}")
-        elif not asked.accurate and case.reference_allclose and not case.candidate_allclose:
-            problems.append(f"{name}: max abs error {case.candidate_max_abs}, native's {case.reference_max_abs}")
+    problems = _too_far(found, accurate=asked.accurate)
     words = f"as near to the float64 answer as native or nearer in {found.nearer('candidate', 'equal')}"
     if problems and asked.control:
         return Answer.PASS, f"a control, beyond the tolerance in {len(problems)} cases: {words}"
     return (Answer.FAIL, f"{listed(problems)} ({words})") if problems else (Answer.PASS, words)
+
+
+def _too_far(found: Oracle, *, accurate: bool = False) -> list[str]:
+    problems = []
+    for name, case in found.cases.items():
+        if case.rstd_overflows_fp32:
+            continue  # the float64 answer is beyond float32 there; listed apart
+        if accurate and (not case.candidate_allclose or (case.candidate_bound_ratio or 0) > 1):
+            ratio = f"{case.candidate_bound_ratio} of the bound"
+            problems.append(f"{name}: max abs error {case.candidate_max_abs}, {ratio}")
+        elif not accurate and case.reference_allclose and not case.candidate_allclose:
+            problems.append(f"{name}: max abs error {case.candidate_max_abs}, native's {case.reference_max_abs}")
+    return problems
 
 
 def brief(found: Oracle) -> str:
@@ -82,6 +87,7 @@ KIND = VerdictKind(
     order=3,
     columns=(Column("nearer than eager", lambda found: found.nearer("candidate") if found.cases else "-"),),
     shared=True,
+    problems=_too_far,
     not_checked=lambda found: "" if found.cases else "no case has a float64 answer",
     speaks_of_cuda=True,
 )

@@ -153,6 +153,11 @@ def answer(found: Referee | None, asked: Asked) -> tuple[Answer, str]:
     return Answer.PASS, words
 
 
+def problems(found: Referee) -> list[str]:
+    words = f"{found.wrong} of {found.outputs} outputs wrong: " if found.wrong else ""
+    return [] if found.good or not found.outputs else [words + (listed(found.problems) or "no reason given")]
+
+
 def brief(found: Referee) -> str:
     if not found.good:
         return f"{found.wrong} of {found.outputs} outputs wrong" if found.wrong else listed(found.problems)
@@ -174,5 +179,7 @@ KIND = VerdictKind(
     order=5,
     few_calls=True,
     columns=(Column("referee ms", cell),),
+    problems=problems,
+    undeclarable=True,
     default=False,
 )

@@ -26,6 +26,9 @@ PAIRS = {
     "another length": ((ONE, ONE), (ONE,), "not 2 values"),
     "a number for a tensor": (ONE, 1.0, "a float, not a tensor"),
     "another number": ((ONE, 3), (ONE, 4), "another value"),
+    "an index off by one": (torch.tensor([20000]), torch.tensor([20001]), "differs from the reference by up to 1"),
+    "equal integers": (torch.tensor([20000]), torch.tensor([20000]), ""),
+    "other bools": (torch.tensor([True, False]), torch.tensor([True, True]), "differs"),
     "nothing in it": (ONE[:0], ONE[:0].clone(), ""),
 }
 
