@@ -50,7 +50,7 @@ SECTIONS = ("honest", "cheats", "twins")
 TWINS, RECORD = "tests/twins", "twins.json"
 SINGLE = "level1_40"
 LADDERS = (SINGLE, "local_layernorm_tokens")
-ROUNDS = {"honest": 9, "cheats": 5, "twins": 5}
+ROUNDS = {"honest": 15, "cheats": 5, "twins": 5}
 FROM_MS = 0.1  # honest files are held to graph replay from here up
 WITHIN, AT_MOST = 0.03, 0.05
 # Programs without a file of their own, in the form of one.

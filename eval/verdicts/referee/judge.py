@@ -43,6 +43,7 @@ Progress = Callable[[dict[str, Any]], None]
 SOME_CALLS, SLOW_CALL_S = 4, 0.5  # to find out what a call costs, comparison included
 SHARE_OF_TIME = 0.9  # of the judge's own limit, for the candidate
 WARM_UPS = 3  # upstream's, before it times
+NULLS = 3  # batches of the null candidate beside each of the candidate's: cheap, and its noise is not to count
 PARAMETERS_CHANGE = 2  # rounds before the least there are: until then they are those of the constructor, as upstream's
 ENOUGH_WRONG = 2  # batches with wrong answers; more would only repeat it
 WAIT_POLICY = "OMP_WAIT_POLICY"
@@ -78,12 +79,13 @@ def judge(payload: dict[str, Any], progress: Progress) -> dict[str, Any]:
     null = Null(device, limit, like)
     try:
         with Worker.spawn(source, task, cell=cell, device=device, timeout_s=limit, like=like) as worker:
-            with reference_asked(_Unasked):
-                scene = _Scene(task, modules, device)
-            null.load(scene.room)
-            progress({"stage": "loading"})
-            worker.load()
-            found = _Run(scene, worker, null, progress, payload).finished()
+            with _turn(payload.get("referee_turn")):  # all that the device is asked for, but no import
+                with reference_asked(_Unasked):
+                    scene = _Scene(task, modules, device)
+                null.load(scene.room)
+                progress({"stage": "loading"})
+                worker.load()
+                found = _Run(scene, worker, null, progress, payload).finished()
             return {**found, "notes": [*found.get("notes", []), f"at the small size {small}"]} if small else found
     except _Unasked as why:
         raise JudgeFailure(Status.NOT_RUN, str(why)) from why
@@ -167,9 +169,8 @@ class _Run:
         self.rounds = int(payload.get("referee_rounds") or 0)
         self.match: Match | None = None
         self.replay = bool(payload.get("referee_replay"))
-        self.turn: str | None = payload.get("referee_turn")
-        self.started, self.limit_s = time.monotonic(), worker.timeout_s
-        self.ends_at = self.started + self.limit_s
+        self.started = time.monotonic()
+        self.ends_at = self.started + worker.timeout_s
 
     def _announce(self, event: dict[str, Any]) -> None:
         """Say where it is, and leave the next request no more time than there is."""
@@ -186,14 +187,13 @@ class _Run:
             at = "trials"
             self._trials(match)
             at = "rounds"
-            with _turn(self.turn):
-                self.ends_at, self.started = time.monotonic() + self.limit_s, time.monotonic()
-                match.ring = CallRing(model, self.scene.contents.template, self.scene.room, self.scene.answer_bytes)
-                plan = self._primed(match)
-                self._rounds(match, plan)
-                at = "state after the calls"
-                self._state(match)
-                self._times(match, plan)
+            self.started = time.monotonic()
+            match.ring = CallRing(model, self.scene.contents.template, self.scene.room, self.scene.answer_bytes)
+            plan = self._primed(match)
+            self._rounds(match, plan)
+            at = "state after the calls"
+            self._state(match)
+            self._times(match, plan)
         except RemoteError as error:
             raise JudgeFailure(error.status, f"{at}: {error.message}", self._found()) from error
         except JudgeFailure:
@@ -262,7 +262,7 @@ class _Run:
             for name, calls in sizes:
                 self.samples[name].append(match.batch(calls))
                 with match.ring.held():  # what would delay the null candidate could sleep as long in small batches
-                    self.samples[f"null_{name}"].append(self.null.run(calls))
+                    self.samples[f"null_{name}"] += [self.null.run(calls) for _ in range(NULLS)]
             if self.replay:
                 self.samples.setdefault("replay", []).append(match.ring.replayed_ms())
 

@@ -1,4 +1,8 @@
-"""What a batch costs by itself: a candidate that does nothing, in a cell of its own, by the same protocol."""
+"""What a batch costs by itself: a candidate that computes nothing, in a cell of its own, by the same protocol.
+
+On a GPU each of its calls has the device write a block of its own memory: a batch then ends with the device, as any
+honest one does, and what it costs to set an idle device to work is in the null candidate's batches as well.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +24,11 @@ import torch
 class ModelNew(torch.nn.Module):
     def __init__(self, *arguments):
         super().__init__()
+        self.block = torch.zeros(32_000_000, device="cuda") if torch.cuda.is_available() else None
 
     def forward(self, x):
+        if x.is_cuda:
+            self.block.add_(1.0)
         return torch.zeros(64, device=x.device)
 """
 TASK_SOURCE = """\

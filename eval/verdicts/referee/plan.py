@@ -13,8 +13,8 @@ MOST_CALLS = 480  # of quick programs, whose batches would else be too short for
 LONG_ENOUGH_MS = 5.0  # of a batch of many
 MOST_BYTES = {"cuda": 13_500_000_000, "cpu": 500_000_000}  # of inputs and answers of one batch together
 OF_QUICK = {"cuda": 4_000_000_000, "cpu": 250_000_000}  # of a batch of more than 24 calls
-SECONDS = {"cuda": 6.0, "cpu": 2.0}  # for the rounds of one candidate, comparison included
-MOST_ROUNDS, LEAST_ROUNDS = 15, 5
+SECONDS = {"cuda": 8.0, "cpu": 2.0}  # for the rounds of one candidate, comparison included
+MOST_ROUNDS, LEAST_ROUNDS = 17, 5
 MOST_PARTS = 4000  # tensors of one message
 
 

@@ -11,6 +11,7 @@ from kbsub.eval.verdicts.referee.numbers import BATCH, SHARE, SLOPE, estimate
 CALLS = (8, 24)
 COST, CALL = 0.8, 0.28  # ms of a batch by itself, ms of a call
 ROUNDS = 12
+GROWS = CALLS[1] / (CALLS[1] - CALLS[0])  # the intercept, by so many times what every small batch is delayed
 
 
 def series(per_batch: float, call: float = CALL, noise: float = 0.0) -> tuple[list[float], list[float]]:
@@ -38,8 +39,8 @@ def test_the_interval_holds_the_time_and_is_narrow_where_the_noise_is():
 # What somebody adds to every small batch, to every large one, in ms; what the time may then fall to.
 ATTEMPTS = {
     "sleeps long in small batches": (2.0, 0.0),
-    "sleeps as long as is not noticed": (SHARE * CALLS[1] * CALL / 1.5 * 0.999, 0.0),
-    "sleeps a little more than that": (SHARE * CALLS[1] * CALL / 1.5 * 1.2, 0.0),
+    "sleeps as long as is not noticed": (SHARE * CALLS[1] * CALL / GROWS * 0.999, 0.0),
+    "sleeps a little more than that": (SHARE * CALLS[1] * CALL / GROWS * 1.2, 0.0),
     "begins large batches early": (0.0, -0.5),
     "begins all batches early": (-0.5, -0.5),
     "sleeps in large batches": (0.0, 1.0),
