@@ -17,8 +17,8 @@ from kbsub.adapters.task import SEED, Task
 from kbsub.eval.operators.register import operator_of
 from kbsub.eval.suite.confined import Confined, Instance
 from kbsub.eval.suite.inputs import NotApplicable, make_inputs, misaligned, set_parameters
-from kbsub.eval.suite.setting import PARAMETERS_NOT_SET, HowSet, match_of, set_eps, set_remote_eps, state_for, with_eps
-from kbsub.eval.tasks.cases import OWN_EPS, Case, CaseShape, TaskCases, load_task_cases
+from kbsub.eval.suite.setting import HowSet, match_of, set_eps, set_remote_eps, state_for, with_eps
+from kbsub.eval.tasks.cases import OWN_EPS, PARAMETERS_NOT_SET, Case, CaseShape, TaskCases, load_task_cases
 from kbsub.eval.tasks.folder import submissions_folder
 
 Build = Callable[[torch.nn.Module, tuple[Any, ...]], Any]

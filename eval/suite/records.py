@@ -13,7 +13,19 @@ from typing import Any
 from kbsub.adapters.refusal import REFERENCE_REFUSES
 from kbsub.adapters.task import PRECISIONS
 from kbsub.eval.process.isolated import Status
-from kbsub.eval.tasks.cases import APART, CLASSES, EPS_NOT_SET, FAIL, NEARER, OFFICIAL_CASE, PASS, REFUSED, SKIPPED, Row
+from kbsub.eval.tasks.cases import (
+    APART,
+    CLASSES,
+    EPS_NOT_SET,
+    FAIL,
+    NEARER,
+    OFFICIAL_CASE,
+    PARAMETERS_NOT_SET,
+    PASS,
+    REFUSED,
+    SKIPPED,
+    Row,
+)
 
 
 def stress_record(
@@ -67,7 +79,8 @@ def no_verdict(section: str, rows: Sequence[Row]) -> str:
     """Why these rows are no verdict of `section` ("stress" or "oracle"), in words; "" where they are one.
 
     A stage that judged nothing or less than half of its cases is not OK, nor is one whose reference refuses the task as
-    it is. What an eps decides is not counted for a candidate whose eps cannot be set. A failed case is a verdict.
+    it is, nor one of a candidate whose parameters cannot be set: whether it uses them is not known. What an eps decides
+    is not counted for a candidate whose eps cannot be set. A failed case is a verdict.
     """
     for row in rows:
         reason = str(row.get("reason", ""))
@@ -81,8 +94,10 @@ def no_verdict(section: str, rows: Sequence[Row]) -> str:
         return f"no case was judged: {len(rows)} skipped{first}"
     skipped = [row for row in rows if row["class"] == SKIPPED]
     skipped = [row for row in skipped if not str(row.get("reason", "")).startswith(EPS_NOT_SET)]
-    if len(skipped) > len(judged):
-        (reason, count), *_ = Counter(str(row.get("reason", "no reason given")) for row in skipped).most_common(1)
+    unset = [row for row in skipped if str(row.get("reason", "")).startswith(PARAMETERS_NOT_SET)]
+    if unset or len(skipped) > len(judged):
+        reasons = Counter(str(row.get("reason", "no reason given")) for row in unset or skipped)
+        (reason, count), *_ = reasons.most_common(1)
         return f"{len(skipped)} of {len(judged) + len(skipped)} cases were not asked, {count} of them: {reason}"
     if section == "oracle" and not oracle_record(rows):
         why = judged[0].get("no_oracle") or judged[0].get("reason", "no reason given")

@@ -33,6 +33,7 @@ CLASSES = (PASS, NEARER, APART, FAIL, REFUSED, SKIPPED)
 
 OWN_EPS = 1e-5  # torch's default, and the name of the task's own eps, whatever it is: nothing is set then
 EPS_NOT_SET = "its eps cannot be set"  # the reason of a skipped case begins so
+PARAMETERS_NOT_SET = "its parameters cannot be set"  # likewise
 EPS = (OWN_EPS, 0.0, 1e-3)
 OFFICIAL_CASE = f"official/initial/eps{OWN_EPS:g}"  # the task as it is: a reference that refuses this answers nothing
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from kbsub.eval.results.record import Record
+from kbsub.eval.tasks.cases import PARAMETERS_NOT_SET
 from kbsub.eval.verdicts.kind import Answer, Asked, Column, VerdictKind, contradictions, listed
 
 ON_CUDA = "native on cuda"  # how the record names its reference
@@ -51,8 +52,13 @@ def answer(found: BitIdentity | None, asked: Asked) -> tuple[Answer, str]:
             return Answer.FAIL, words
         # Order moves last bits; on official inputs no order moves an answer beyond the official tolerance.
         if expected == "pass" and (wrong := _beyond_tolerance(found)):
-            return Answer.FAIL, f"beyond {found.tolerance:g} of native on the same device: {listed(list(wrong))} ({words})"
+            return (
+                Answer.FAIL,
+                f"beyond {found.tolerance:g} of native on the same device: {listed(list(wrong))} ({words})",
+            )
         return Answer.UNCERTIFIED, f"bit identity is promised against native on CUDA; here: {words}"
+    if expected == "pass" and found.identical == found.total and (why := _unset(found)):
+        return Answer.UNCERTIFIED, f"{why} ({words})"
     if expected == "fail":
         if found.identical == found.total:
             return Answer.FAIL, f"declared to differ somewhere, but {words}"
@@ -80,7 +86,15 @@ def equal(found: BitIdentity) -> str:
     return f"{found.identical}/{found.total}"
 
 
+def _unset(found: BitIdentity) -> str:
+    """Why it is not known whether the file uses its parameters; "" where it is, or where there are none."""
+    unset = [str(case["skipped"]) for case in found.cases if str(case.get("skipped")).startswith(PARAMETERS_NOT_SET)]
+    return f"{len(unset)} of {len(found.cases)} cases were not asked: {unset[0]}" if unset else ""
+
+
 def not_checked(found: BitIdentity) -> str:
+    if why := _unset(found):
+        return why
     if found.total >= max(found.skipped or 0, 1):
         return ""
     skipped = [case for case in found.cases if "skipped" in case]
