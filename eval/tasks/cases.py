@@ -176,6 +176,17 @@ def suite(task_cases: TaskCases | None = None) -> list[Case]:
     return cases + list(task_cases.cases)
 
 
+SECRET = "secret/"  # before the name of the case that is asked with a seed of its own
+
+
+def secret_cases(seed: int) -> list[Case]:
+    """Two cases of the suite with inputs and parameters of a seed that nobody knew before; the same seed, the same."""
+    official, normal = (replace(INPUT[name], seed=seed) for name in ("official", "normal"))
+    random = replace(PARAMETERS["random"], seed=seed + 1)
+    cases = (_case(official, "initial", oracle=True), replace(_case(normal, oracle=True), parameters=random))
+    return [replace(case, name=SECRET + case.name) for case in cases]
+
+
 def select(cases: Sequence[Case], patterns: Sequence[str]) -> list[Case]:
     """The cases whose name matches one of the shell-style patterns; all of them when there is no pattern."""
     return [case for case in cases if not patterns or any(fnmatchcase(case.name, each) for each in patterns)]
