@@ -55,6 +55,10 @@ def command(
     ] = None,
     declarations: common.Declarations = None,
     cell: common.Cell = "auto",
+    secret_seed: Annotated[
+        int | None,
+        typer.Option(help="Make the secret cases of a stored record again, by the seed in it.", min=0, max=2**48 - 1),
+    ] = None,
     watch: Annotated[
         bool, typer.Option("--watch", help="Judge again at every save, the quick verdicts first; Ctrl-C ends it.")
     ] = False,
@@ -106,7 +110,7 @@ def command(
         if not candidates or len(candidates) != 1:
             _stop(2, "--fields speaks of one corpus: name its file of JSON lines, and nothing else")
         source = Path(candidates[0])
-        given = (("--task", task), ("--declarations", declarations), ("--watch", watch))
+        given = (("--task", task), ("--declarations", declarations), ("--watch", watch), ("--secret-seed", secret_seed))
         if not_meant := [name for name, value in given if value]:
             _stop(2, f"{', '.join(not_meant)}: of a folder or corpus the names say the tasks, and nothing is declared")
         if out is not None and source.is_dir():
@@ -153,6 +157,7 @@ def command(
             host_executor=device == "cpu",
             size=size,
             gpu=gpu,
+            secret_seed=secret_seed,
             declared=declared,
         )
         for note in declared.notes():

@@ -198,7 +198,7 @@ def _numbers(row: Row, name: str) -> dict[str, Any]:
         told["checked"] = len(found.get("checked") or [])
         told["not_checked"] = sorted(each["guard"] for each in found.get("not_checked") or [])
     if name == "oracle":
-        told["cases"] = len(found)
+        told["cases"] = sum(name != "secret" for name in found)
     if name == "source" and found:
         told["overrides"] = sorted(found["overrides"])
         own, static = found.get("own_namespace"), found.get("static")

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 Outputs: TypeAlias = "dict[str, torch.Tensor]"
 FULL_SIZE = "full size"  # the group of cases at the task's own shape
+SECRET = "secret"  # the group of those with a secret seed
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,10 @@ class IdentitySuite:
 
     def questions(self, setting: Setting) -> Iterator[Question]:
         """Each case, drawn when it is asked for: tensors of a question may be overwritten by the next."""
+        raise NotImplementedError
+
+    def secret(self, setting: Setting, seed: int) -> Iterator[Question]:
+        """A few of the task's own shape, drawn from a seed that no candidate knows: in group SECRET, in no count."""
         raise NotImplementedError
 
     def timed(self, setting: Setting, with_state: bool) -> Question:

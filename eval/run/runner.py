@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from kbsub.adapters import environment
-from kbsub.adapters.candidate import asks_for_a_gpu, cuda_source_of
+from kbsub.adapters.candidate import cuda_source_of
 from kbsub.adapters.task import BROKEN_REFERENCE, OFFICIAL_SIZE, Task, TaskError
 from kbsub.eval.process.isolated import MEMORY_LIMIT_VARIABLE, Outcome, Status, run_isolated
 from kbsub.eval.process.printable import shown_name
@@ -37,7 +37,7 @@ from kbsub.eval.run.machine_facts import display_path, memory_limit_bytes
 from kbsub.eval.run.shared import SHARES, SharedStages
 from kbsub.eval.run.sizes import Choice, RunSizes, sizes_for
 from kbsub.eval.run.source_text import read_source, read_with_digest
-from kbsub.eval.run.stage_values import is_environment, stage_problem
+from kbsub.eval.run.stage_values import is_environment, stage_problem, without_a_gpu
 from kbsub.eval.tasks.cell import cell_of
 from kbsub.eval.tasks.declarations import Declared, read_declared
 from kbsub.eval.verdicts.kind import VerdictKind
@@ -54,6 +54,7 @@ class Plan:
 
     `host_executor` lets the stages run CUDA candidates on the CPU. `size`: the size that every stage is to judge at
     (but the official one on a GPU); "": the largest that fits, stage by stage.
+    `secret_seed`: of a record whose secret cases are made again; None: each judge draws its own.
     `declared`: what counts of the candidates' declarations; by default that of this repository's own files. It is read
     when the plan is made, so that nothing which runs later can change it.
     """
@@ -69,6 +70,7 @@ class Plan:
     host_executor: bool = False
     size: str = ""
     gpu: str | None = None
+    secret_seed: int | None = None
     declared: Declared | None = None
     sizes: RunSizes | None = None  # found out when the run begins
 
@@ -211,20 +213,10 @@ def judge_stage(
 ) -> Outcome:
     """One stage of one candidate, run and put into its row. Returns how its process ended."""
     outcome = run_stage(plan, row, stage, on_progress, shared, isolate)
-    ended_badly = plan.device == "cpu" and outcome.status not in HONEST and not _wrong_before(row, stage, outcome)
-    if ended_badly and asks_for_a_gpu(outcome.message):
-        words = f"needs an NVIDIA GPU ({outcome.message[:200]})"
-        outcome = Outcome(Status.NOT_RUN, None, words, outcome.log, outcome.seconds)
+    if plan.device == "cpu":
+        outcome = without_a_gpu(row.fields, stage, outcome)
     record_outcome(row, stage, outcome)
     return outcome
-
-
-def _wrong_before(row: Row, stage: VerdictKind, outcome: Outcome) -> bool:
-    """Whether what a judge found until then is held against the file: one that asks for a GPU after that is wrong."""
-    found = outcome.value or {}
-    if stage.name == OFFICIAL or not found or stage_problem(row.fields, stage, dict(found)) is not None:
-        return False
-    return bool(stage.problems(stage.record.model_validate(found)))
 
 
 def run_stage(
@@ -277,6 +269,7 @@ def _payload(plan: Plan, file: Path, source: str, declaration: Mapping[str, Any]
         "host_executor": plan.host_executor,
         "size": {"name": choice.name, "values": dict(choice.values)},
         "full": plan.size == OFFICIAL_SIZE,
+        **({"secret_seed": plan.secret_seed} if plan.secret_seed is not None else {}),
     }
 
 

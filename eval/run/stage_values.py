@@ -11,7 +11,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from kbsub.eval.process.isolated import Status
+from kbsub.adapters.candidate import asks_for_a_gpu
+from kbsub.eval.process.isolated import Outcome, Status
 from kbsub.eval.process.result_frames import SHAPE_ERRORS
 from kbsub.eval.results.model import Candidate
 from kbsub.eval.results.record import Environment
@@ -109,3 +110,15 @@ def _check_official(found: Mapping[str, Any]) -> None:
             Timing.model_validate(block)
             if not isinstance(block.get("mean_ms", 0.0), (int, float)):
                 raise TypeError("mean_ms is no number")
+
+
+def without_a_gpu(fields: Mapping[str, Any], stage: VerdictKind, outcome: Outcome) -> Outcome:
+    """How a stage ended on a CPU: what asks for a GPU was not run. A file that was wrong before it asked stays so."""
+    if outcome.status in (Status.OK, Status.NOT_RUN) or not asks_for_a_gpu(outcome.message):
+        return outcome
+    found = outcome.value
+    if found and stage.name != OFFICIAL and stage_problem(fields, stage, dict(found)) is None:
+        if stage.problems(stage.record.model_validate(found)):
+            return outcome
+    words = f"needs an NVIDIA GPU ({outcome.message[:200]})"
+    return Outcome(Status.NOT_RUN, None, words, outcome.log, outcome.seconds)

@@ -15,7 +15,7 @@ from kbsub.adapters.refusal import reference_asked
 from kbsub.eval.suite.inputs import NotApplicable, first_tensor
 from kbsub.eval.suite.models import Workshop
 from kbsub.eval.suite.setting import eps_of
-from kbsub.eval.tasks.cases import INPUT, OWN_EPS, PARAMETERS, Case
+from kbsub.eval.tasks.cases import INPUT, OWN_EPS, PARAMETERS, SECRET, Case, secret_cases
 
 
 @dataclass
@@ -85,8 +85,17 @@ def as_constructed(case: Case) -> Case:
     return replace(case, parameters=PARAMETERS["initial"], name=case.name.replace("/random", "/initial"))
 
 
+def secret_asked(shop: Workshop, seed: int) -> list[Case]:
+    """The secret cases that the task can be asked; where it has no parameters, with none set."""
+    found = []
+    for case in secret_cases(seed):
+        found += applicable(shop, [case]).cases or applicable(shop, [as_constructed(case)]).cases
+    return found
+
+
 def without_parameters(cases: Sequence[Case]) -> list[Case]:
     """Layouts and checks that set no parameter, for a candidate whose parameters cannot be set."""
     special = [case for case in cases if case.layout != "contiguous" or case.check != "compare"]
     wanted = [case for case in special if case.layout != "misaligned_parameters" and not case.shape.inputs]
+    wanted += [case for case in cases if case.name.startswith(SECRET)]
     return [as_constructed(case) for case in wanted if case.parameters.kind == "random"]

@@ -11,6 +11,7 @@ import contextlib
 import gc
 import itertools
 import math
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,11 +28,11 @@ from kbsub.eval.operators.compare.predicate import PredicateError, compare, same
 from kbsub.eval.process.isolated import JudgeFailure, Status, is_out_of_memory
 from kbsub.eval.remote.model import CandidateRaised, CandidateRefused, RemoteError, WorkerFailure
 from kbsub.eval.suite import checks
-from kbsub.eval.suite.applicable import applicable, without_parameters
+from kbsub.eval.suite.applicable import applicable, secret_asked, without_parameters
 from kbsub.eval.suite.classes import Question, classify, oracle_facts, row_of
 from kbsub.eval.suite.confined import Instance, Lost
 from kbsub.eval.suite.inputs import NotApplicable, first_tensor, lay_out, special_place, values_of
-from kbsub.eval.suite.models import Entrant, Workshop, entrant, is_modelled, task_cases
+from kbsub.eval.suite.models import Entrant, Workshop, entrant, is_modelled, peaks, task_cases
 from kbsub.eval.suite.one_tensor import exact_problem
 from kbsub.eval.suite.questions import Broken, ask, still_usable
 from kbsub.eval.suite.records import NEEDS_GPU, ended_without, no_verdict, oracle_record, stress_record
@@ -39,6 +40,7 @@ from kbsub.eval.tasks.cases import FAIL, NEARER, PASS, REFUSED, SKIPPED, Case, R
 
 Progress = Callable[[dict[str, Any]], None]
 
+SECRET_BITS = 48
 CPU_ELEMENTS = 1 << 20  # cases of a larger shape of their own are left to a GPU
 HOSTED_ELEMENTS = 1 << 17  # the same where every thread of a kernel is executed on the CPU
 HOSTED_CALLS = 20  # instead of 1,000
@@ -71,7 +73,8 @@ def _one(section: str, payload: Mapping[str, Any], progress: Progress) -> dict[s
     for stem, message in found["failed"].items():
         raise JudgeFailure(Status(found["statuses"][stem]), message)
     record: dict[str, Any] = found[section][payload["stem"]]
-    if why := no_verdict(section, found["stress"][payload["stem"]]["cases"]):
+    rows = found["stress"][payload["stem"]]
+    if why := no_verdict(section, [*rows["cases"], *rows.get("secret", ())]):
         raise JudgeFailure(ended_without(why), why, record)
     return record
 
@@ -81,7 +84,8 @@ def judge_many(payload: Mapping[str, Any], progress: Progress) -> dict[str, Any]
 
     payload: task, precision, kernelbench, device as in the stage contract; candidates: a list of entrant payloads;
     and optional: size (of the task), only (patterns of case names), oracle_only (just the cases of the error table),
-    full (no limit on elements on the CPU), done ({stem: [case names]} that need no second run).
+    full (no limit on elements on the CPU), done ({stem: [case names]} that need no second run), secret_seed (of the
+    secret cases; by default drawn here; null: none).
     host_executor: run the kernels of CUDA candidates on the CPU (eval/host_executor), on fewer and smaller cases.
     "failed" holds {stem: message} of the files that give no ModelNew. A candidate that leaves the CUDA context unusable
     ends the run as CRASHED; its row and all before it have been sent by then.
@@ -99,8 +103,11 @@ def judge_many(payload: Mapping[str, Any], progress: Progress) -> dict[str, Any]
         device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
         torch.cuda.set_device(device)
     modules_of(task)  # a reference program that does not run leaves nothing to judge, and no candidate to blame
-    asked = applicable(Workshop(task, device), cases)
+    asked = applicable(shop := Workshop(task, device), cases)
     cases = select(asked.cases, payload.get("only") or ())
+    seed = payload.get("secret_seed", secrets.randbits(SECRET_BITS))
+    secret = [] if seed is None else select(secret_asked(shop, seed), payload.get("only") or ())
+    del shop
     entrants, failed = _load([{**payload, **each} for each in payload["candidates"]], task, device)
     hosted = bool(payload.get("host_executor")) and any(who.hosted for who in entrants)
     limit = 0 if device.type == "cuda" or full else HOSTED_ELEMENTS if hosted else CPU_ELEMENTS
@@ -118,15 +125,19 @@ def judge_many(payload: Mapping[str, Any], progress: Progress) -> dict[str, Any]
 
     def emit(who: Entrant, row: Row, index: int) -> None:
         rows[who.stem].append(row)
-        event = {"stage": "row", "index": index, "of": len(cases), "case": row["name"]}
+        event = {"stage": "row", "index": index, "of": len(cases) + len(secret), "case": row["name"]}
         progress({**event, "candidate": who.stem, "row": row})
 
     done = {stem: set(names) for stem, names in (payload.get("done") or {}).items()}
     try:
-        run_cases(task, device, entrants, cases, options, done, emit, progress)
+        parts = [cases, secret]
+        secrets.SystemRandom().shuffle(parts)  # when they are asked is no sign of them
+        for part in parts:
+            run_cases(task, device, entrants, part, options, done, emit, progress)
         unset = [who for who in entrants if who.found.parameters == ""]
-        if unset and not payload.get("oracle_only"):
-            more = select(without_parameters(asked.cases), payload.get("only") or ())
+        if unset:
+            others = [] if payload.get("oracle_only") else asked.cases
+            more = select(without_parameters([*others, *secret]), payload.get("only") or ())
             run_cases(task, device, unset, more, options, done, emit, progress)
     except Broken as error:
         raise JudgeFailure(Status.CRASHED, str(error)) from error
@@ -149,7 +160,7 @@ def judge_many(payload: Mapping[str, Any], progress: Progress) -> dict[str, Any]
     }
     judge_peak = torch.cuda.max_memory_allocated(device) - base if device.type == "cuda" else None
     confined = {
-        who.stem: {**who.confined.record(), **who.found.record(), **_peaks(who, judge_peak)}
+        who.stem: {**who.confined.record(), **who.found.record(), **peaks(who, judge_peak)}
         for who in entrants
         if who.confined
     }
@@ -193,16 +204,6 @@ def error_table(task: Task, device: torch.device, entrants: Sequence[Entrant]) -
     options = Options(strict=False, max_elements=0 if device.type == "cuda" else CPU_ELEMENTS)
     run_cases(task, device, entrants, cases, options, {}, lambda who, row, _: rows[who.stem].append(row))
     return {stem: oracle_record(each) for stem, each in rows.items()}
-
-
-def _peaks(who: Entrant, judge: int | None) -> dict[str, Any]:
-    """How much memory a candidate's cases took at most, beyond what was there before: a process each, and together.
-
-    Of the judge, on a GPU, by torch's allocator; "shared" is the judge's memory that the candidate's process sees."""
-    assert who.confined is not None
-    parts = {"judge": judge, "candidate": who.confined.peak_bytes, "shared": who.confined.shared_bytes}
-    known = {name: value for name, value in parts.items() if value is not None}
-    return {"peak_extra_bytes_of": known, **({"peak_extra_bytes": sum(known.values())} if len(known) == 3 else {})}
 
 
 def _reset_peak(device: torch.device) -> int:

@@ -17,10 +17,11 @@ from kbsub.adapters.task import SEED, Task
 from kbsub.eval.operators.register import operator_of
 from kbsub.eval.suite.confined import Confined, Instance
 from kbsub.eval.suite.inputs import NotApplicable, make_inputs, misaligned, set_parameters
-from kbsub.eval.suite.setting import PARAMETERS_NOT_SET, HowSet, match_of, set_eps, set_remote_eps, state_for, with_eps
-from kbsub.eval.tasks.cases import OWN_EPS, Case, CaseShape, TaskCases, load_task_cases
+from kbsub.eval.suite.setting import HowSet, match_of, set_eps, set_remote_eps, state_for, with_eps
+from kbsub.eval.tasks.cases import INPUT, OWN_EPS, PARAMETERS_NOT_SET, Case, CaseShape, TaskCases, load_task_cases
 from kbsub.eval.tasks.folder import submissions_folder
 
+OFFICIAL_SEED = INPUT["official"].seed
 Build = Callable[[torch.nn.Module, tuple[Any, ...]], Any]
 
 
@@ -164,21 +165,41 @@ class Workshop:
         if case.shape.inputs:
             templates: Sequence[Any] = [torch.empty(shape, device="meta") for shape in case.shape.inputs]
         else:
-            templates = self.official()
+            secret = case.input.kind == "official" and case.input.seed != OFFICIAL_SEED
+            templates = self._secret(case.input.seed) if secret else self.official()
         return make_inputs(case.input, templates, self.dtype, self.device)
 
     def official(self) -> list[Any]:
         """The task's own inputs at its size, as get_inputs gives them."""
         if not self._own_inputs:
-            torch.manual_seed(100)  # the seed that stands in the case table
+            torch.manual_seed(OFFICIAL_SEED)
             self._own_inputs = self.modules.inputs_on(self.device)
         return self._own_inputs
+
+    def _secret(self, seed: int) -> list[Any]:
+        """The task's own inputs of another seed. Raises NotApplicable where they are the same for every seed."""
+        torch.manual_seed(seed)
+        drawn: list[Any] = self.modules.inputs_on(self.device)
+        pairs = zip(drawn, self.official(), strict=True)
+        if all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in pairs):
+            raise NotApplicable("the task's own inputs are the same for every seed")
+        return drawn
 
     def elements(self, case: Case) -> int:
         """Elements of all inputs together."""
         if case.shape.inputs:
             return case.shape.elements
         return sum(each.numel() for each in self.official() if isinstance(each, torch.Tensor))
+
+
+def peaks(who: Entrant, judge: int | None) -> dict[str, Any]:
+    """How much memory a candidate's cases took at most, beyond what was there before: a process each, and together.
+
+    Of the judge, on a GPU, by torch's allocator; "shared" is the judge's memory that the candidate's process sees."""
+    assert who.confined is not None
+    parts = {"judge": judge, "candidate": who.confined.peak_bytes, "shared": who.confined.shared_bytes}
+    known = {name: value for name, value in parts.items() if value is not None}
+    return {"peak_extra_bytes_of": known, **({"peak_extra_bytes": sum(known.values())} if len(known) == 3 else {})}
 
 
 def is_modelled(reference: torch.nn.Module) -> bool:

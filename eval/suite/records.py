@@ -13,7 +13,20 @@ from typing import Any
 from kbsub.adapters.refusal import REFERENCE_REFUSES
 from kbsub.adapters.task import PRECISIONS
 from kbsub.eval.process.isolated import Status
-from kbsub.eval.tasks.cases import APART, CLASSES, EPS_NOT_SET, FAIL, NEARER, OFFICIAL_CASE, PASS, REFUSED, SKIPPED, Row
+from kbsub.eval.tasks.cases import (
+    APART,
+    CLASSES,
+    EPS_NOT_SET,
+    FAIL,
+    NEARER,
+    OFFICIAL_CASE,
+    PARAMETERS_NOT_SET,
+    PASS,
+    REFUSED,
+    SECRET,
+    SKIPPED,
+    Row,
+)
 
 
 def stress_record(
@@ -23,11 +36,41 @@ def stress_record(
 
     contradictions: where a full run on a GPU differs from the declaration; see `contradictions`.
     """
+    rows, secret = _apart(rows)
     apart = [row["name"] for row in rows if row.get("rstd_overflows_fp32")]
     record = {**counts(rows), "equal_nan": True, **facts, "rstd_overflows_fp32": apart}
     if declaration and facts.get("device") == "cuda" and facts.get("complete"):
         record["contradictions"] = contradictions(rows, declaration, str(facts.get("precision", "fp32")))
-    return {**record, "cases": list(rows)}
+        record["contradictions"] += secret_problems(rows, secret)
+    return {**record, "cases": list(rows), **({"secret": secret} if secret else {})}
+
+
+def _apart(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+    """The cases that everybody knows, and those of a secret seed: these are in no count."""
+    return [row for row in rows if not _secret(row)], [row for row in rows if _secret(row)]
+
+
+def _secret(row: Mapping[str, Any]) -> bool:
+    return str(row["name"]).startswith(SECRET)
+
+
+def secret_problems(rows: Sequence[Mapping[str, Any]], secret: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Secret cases that failed where the same case of the seed that everybody knows did not."""
+    known = {row["name"]: row["class"] for row in rows}
+    return [
+        f"{row['name']} (seed {row.get('seed')}): {row['class']}: {row.get('reason', 'no reason given')}"
+        for row in secret
+        if row["class"] in (FAIL, NEARER) and known.get(row["name"].removeprefix(SECRET)) not in (FAIL, NEARER)
+    ]
+
+
+def secret_words(secret: Sequence[Mapping[str, Any]]) -> str:
+    """How many secret cases there were beside the others, in words; "" for a record that has none."""
+    asked = [row for row in secret if row["class"] != SKIPPED]
+    failed = sum(row["class"] == FAIL for row in asked)
+    if not secret:
+        return ""
+    return f", plus {len(asked)} secret cases" + (f", {failed} of them failed" if failed else "")
 
 
 def contradictions(rows: Sequence[Row], declaration: Mapping[str, Any], precision: str = "fp32") -> list[str]:
@@ -51,8 +94,13 @@ def declared_stress(declaration: Mapping[str, Any], precision: str) -> Mapping[s
 
 
 def oracle_record(rows: Sequence[Row]) -> dict[str, Any]:
-    """The `.oracle` entry: the cases of the error table that have an answer, keyed by name."""
-    return {row["name"]: row["oracle"] for row in rows if row.get("in_error_table") and "oracle" in row}
+    """The `.oracle` entry: the cases of the error table that have an answer, keyed by name; "secret": likewise."""
+    known, secret = ({row["name"]: row["oracle"] for row in part if _in_table(row)} for part in _apart(rows))
+    return {**known, **({"secret": secret} if secret else {})}
+
+
+def _in_table(row: Mapping[str, Any]) -> bool:
+    return bool(row.get("in_error_table")) and "oracle" in row
 
 
 NEEDS_GPU = "needs an NVIDIA GPU"  # the reason of a case that a candidate could not be asked on a CPU begins so
@@ -67,7 +115,8 @@ def no_verdict(section: str, rows: Sequence[Row]) -> str:
     """Why these rows are no verdict of `section` ("stress" or "oracle"), in words; "" where they are one.
 
     A stage that judged nothing or less than half of its cases is not OK, nor is one whose reference refuses the task as
-    it is. What an eps decides is not counted for a candidate whose eps cannot be set. A failed case is a verdict.
+    it is, nor one of a candidate whose parameters cannot be set: whether it uses them is not known. What an eps decides
+    is not counted for a candidate whose eps cannot be set. A failed case is a verdict.
     """
     for row in rows:
         reason = str(row.get("reason", ""))
@@ -81,8 +130,10 @@ def no_verdict(section: str, rows: Sequence[Row]) -> str:
         return f"no case was judged: {len(rows)} skipped{first}"
     skipped = [row for row in rows if row["class"] == SKIPPED]
     skipped = [row for row in skipped if not str(row.get("reason", "")).startswith(EPS_NOT_SET)]
-    if len(skipped) > len(judged):
-        (reason, count), *_ = Counter(str(row.get("reason", "no reason given")) for row in skipped).most_common(1)
+    unset = [row for row in skipped if str(row.get("reason", "")).startswith(PARAMETERS_NOT_SET)]
+    if unset or len(skipped) > len(judged):
+        reasons = Counter(str(row.get("reason", "no reason given")) for row in unset or skipped)
+        (reason, count), *_ = reasons.most_common(1)
         return f"{len(skipped)} of {len(judged) + len(skipped)} cases were not asked, {count} of them: {reason}"
     if section == "oracle" and not oracle_record(rows):
         why = judged[0].get("no_oracle") or judged[0].get("reason", "no reason given")

@@ -16,7 +16,6 @@ from kbsub.eval.suite.inputs import NotApplicable
 from kbsub.eval.suite.matching import StateMatch, match_state
 from kbsub.eval.tasks.cases import EPS_NOT_SET
 
-PARAMETERS_NOT_SET = "its parameters cannot be set"
 BY_PATH, BY_VALUE, BY_ARGUMENT = "by its name", "by its value", "by the constructor's argument"
 
 

@@ -33,6 +33,7 @@ CLASSES = (PASS, NEARER, APART, FAIL, REFUSED, SKIPPED)
 
 OWN_EPS = 1e-5  # torch's default, and the name of the task's own eps, whatever it is: nothing is set then
 EPS_NOT_SET = "its eps cannot be set"  # the reason of a skipped case begins so
+PARAMETERS_NOT_SET = "its parameters cannot be set"  # likewise
 EPS = (OWN_EPS, 0.0, 1e-3)
 OFFICIAL_CASE = f"official/initial/eps{OWN_EPS:g}"  # the task as it is: a reference that refuses this answers nothing
 
@@ -173,6 +174,17 @@ def suite(task_cases: TaskCases | None = None) -> list[Case]:
     for check in CHECKS:
         cases.append(_case(INPUT["normal"], name=f"{check}/normal/random", check=check))
     return cases + list(task_cases.cases)
+
+
+SECRET = "secret/"  # before the name of the case that is asked with a seed of its own
+
+
+def secret_cases(seed: int) -> list[Case]:
+    """Two cases of the suite with inputs and parameters of a seed that nobody knew before; the same seed, the same."""
+    official, normal = (replace(INPUT[name], seed=seed) for name in ("official", "normal"))
+    random = replace(PARAMETERS["random"], seed=seed + 1)
+    cases = (_case(official, "initial", oracle=True), replace(_case(normal, oracle=True), parameters=random))
+    return [replace(case, name=SECRET + case.name) for case in cases]
 
 
 def select(cases: Sequence[Case], patterns: Sequence[str]) -> list[Case]:

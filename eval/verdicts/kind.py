@@ -72,7 +72,8 @@ class VerdictKind:
     give, so that a library call on a CPU can break no promise.
     runs_candidate: the judge's own process executes the candidate, so it is started in the candidate's cell.
     problems: what a record of it holds against a candidate that declares nothing, one "name: reason" each; the first
-    are shown, and such a row fails its run. undeclarable: no declaration but that of a control makes them right. not_checked: why a record is no verdict (next to nothing was asked), or "".
+    are shown, and such a row fails its run. undeclarable: no declaration but that of a control makes them right.
+    not_checked: why a record is no verdict (next to nothing was asked), or "".
     as_written: on a GPU it judges the task as it is written, whatever --size says.
     text_on_cpu: on a CPU it only reads texts, those of the task as it is written.
     few_calls: it calls a candidate a dozen times, not hundreds, so that a larger size of the task ends in time.

@@ -369,7 +369,16 @@ def test_a_file_that_asks_for_a_gpu_after_a_wrong_answer_is_wrong(folder: Path, 
 def test_no_declaration_but_a_controls_makes_outputs_right_that_the_referee_found_wrong(
     contract: str | None, held: int
 ) -> None:
-    record = {"outputs": 5, "wrong": 2, "problems": ["differs"], "device": "cpu", "precision": "fp32", "tolerance": 1e-4}
-    row = Row(Path("x.py"), "x", {"sha256": "0", "contract": contract, "precision": "fp32", "status": "OK", "stages": {}})
+    record = {
+        "outputs": 5,
+        "wrong": 2,
+        "problems": ["differs"],
+        "device": "cpu",
+        "precision": "fp32",
+        "tolerance": 1e-4,
+    }
+    row = Row(
+        Path("x.py"), "x", {"sha256": "0", "contract": contract, "precision": "fp32", "status": "OK", "stages": {}}
+    )
     record_outcome(row, KINDS["referee"], Outcome(Status.OK, record, "", "", 1.0))
     assert len(row.problems("referee")) == held and row.failed == bool(held)

@@ -6,6 +6,7 @@ import pytest
 
 from kbsub.eval.suite.judge import judge_many
 from kbsub.eval.suite.matching import BY_KEY, BY_ORDER, BY_SHAPE, BY_VALUE, match_state
+from kbsub.eval.suite.records import no_verdict
 from kbsub.eval.tasks.cases import FAIL, OFFICIAL_CASE, SKIPPED
 
 pytestmark = pytest.mark.usefixtures("warm_children")
@@ -151,6 +152,9 @@ def test_where_no_parameter_can_be_set_the_cases_that_set_none_are_asked(tmp_pat
         and "layout_strided/normal/initial" in asked
     )
     assert not found["failed"] and found["parameters_set"] == "not at all"
+    # More than half of the cases could be asked; that it uses its parameters is not known all the same.
+    for stage in ("stress", "oracle"):
+        assert "of them: its parameters cannot be set" in no_verdict(stage, found["cases"])
 
 
 BATCH_NORM = """

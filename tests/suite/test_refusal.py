@@ -238,6 +238,7 @@ VERDICTS = [  # rows, what is said of them ("" is a verdict)
     ([], "no case was judged: 0 skipped"),
     ([ROW, SKIPPED_FOR_EPS, SKIPPED_FOR_EPS], ""),
     ([ROW, UNSET, UNSET], "2 of 3 cases were not asked, 2 of them: its parameters cannot be set"),
+    ([ROW, ROW, ROW, UNSET], "1 of 4 cases were not asked, 1 of them: its parameters cannot be set"),
     ([{**ROW, "class": FAIL}, UNSET, UNSET], ""),
 ]
 

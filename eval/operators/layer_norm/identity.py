@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from kbsub.adapters.task import Modules
-from kbsub.eval.operators.identity import IdentitySuite, Outputs, Question, Setting
+from kbsub.eval.operators.identity import SECRET, IdentitySuite, Outputs, Question, Setting
 from kbsub.eval.operators.layer_norm.identity_cases import (
     GROUPS,
     INPUTS,
@@ -82,6 +82,11 @@ class LayerNormCases(IdentitySuite):
     def questions(self, setting: Setting) -> Iterator[Question]:
         for group in self.groups:
             yield from self._group(setting, group)
+
+    def secret(self, setting: Setting, seed: int) -> Iterator[Question]:
+        first = replace(self.groups[0], name=SECRET, eps=(self.eps,))
+        for at, (affine, name) in enumerate((("default", first.inputs[0]), ("random", "normal"))):
+            yield from self._group(setting, replace(first, seeds=(seed + at,), affines=(affine,), inputs=(name,)))
 
     def _group(self, setting: Setting, group: Group) -> Iterator[Question]:
         shape = self._shape(setting, group)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from kbsub.adapters.task import Modules
-from kbsub.eval.operators.identity import FULL_SIZE, IdentitySuite, Outputs, Question, Setting
+from kbsub.eval.operators.identity import FULL_SIZE, SECRET, IdentitySuite, Outputs, Question, Setting
 from kbsub.eval.operators.reduction_order import Device, trees_of
 from kbsub.eval.operators.unit_norm.formula import Norm
 from kbsub.eval.operators.unit_norm.on_cpu import in_cuda_order
@@ -138,6 +138,13 @@ class UnitNormCases(IdentitySuite):
                 torch.manual_seed(seed)
                 drawn = (shape, seed, name), self._draw(setting, name, shape, seed == OFFICIAL_SEED)
             yield self._question(setting, group.name, shape, seed, name, eps, drawn[1])
+
+    def secret(self, setting: Setting, seed: int) -> Iterator[Question]:
+        shape = self.shape if setting.full else self.groups[0].small
+        for at, name in enumerate((OFFICIAL, "normal")):
+            torch.manual_seed(seed + at)
+            x = self._draw(setting, name, shape, own=False)
+            yield self._question(setting, SECRET, shape, seed + at, name, self.eps, x)
 
     def timed(self, setting: Setting, with_state: bool) -> Question:
         shape = self.shape if setting.full else self.groups[0].small

@@ -20,7 +20,9 @@ class Bench:
     subject: Subject
     suite: IdentitySuite | None  # None: the operator knows no cases
     setting: Setting
+    secret_seed: int | None = None
     cases: list[dict[str, Any]] = field(default_factory=list)
+    secret: list[dict[str, Any]] = field(default_factory=list)  # those of the secret seed, in no count
 
     @property
     def tolerance(self) -> float:

@@ -13,6 +13,7 @@ def contradictions_of(expect: dict[str, Any], found: dict[str, Any]) -> list[str
     said = Expect.model_validate(expect)
     problems: list[str] = []
     different = [case["name"] for case in found["cases"] if "skipped" not in case and not case["identical"]]
+    different += [case["name"] for case in found.get("secret", ()) if not case.get("identical", "skipped" in case)]
     distinct = found.get("repeated_runs", {}).get("distinct", 1)
     if said.identity == "pass" and different:
         problems.append(f"declared bit-identical, but {len(different)} cases differ, the first: {different[0]}")

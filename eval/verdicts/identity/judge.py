@@ -10,6 +10,7 @@ here is an official verdict.
 from __future__ import annotations
 
 import hashlib
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,7 +22,7 @@ from kbsub.adapters.refusal import modules_of, reference_asked
 from kbsub.adapters.task import Modules, Task, task_from_payload
 from kbsub.eval.operators.compare.bitwise import judge_pair, repeated_hashes
 from kbsub.eval.operators.compare.oracle import OracleError
-from kbsub.eval.operators.identity import FULL_SIZE, IdentitySuite, Outputs, Question, Setting
+from kbsub.eval.operators.identity import FULL_SIZE, SECRET, IdentitySuite, Outputs, Question, Setting
 from kbsub.eval.operators.register import operator_of
 from kbsub.eval.process.cell import Cell, candidate_folder
 from kbsub.eval.process.isolated import JudgeFailure, Status, is_out_of_memory
@@ -35,6 +36,7 @@ from kbsub.eval.verdicts.identity.subject import Subject, WrongForm
 
 Progress = Callable[[dict[str, Any]], None]
 NAN_RULE = "any NaN equals any NaN; payload differences are counted apart"
+SECRET_BITS = 48
 REPEATS = {"cuda": 200, "cpu": 5}
 HOSTED_LIMITS = "H200_LIMITS"  # the device that the host executor stands for
 SHARE_OF_TIME = 0.9  # of the judge's own limit, for the candidate: what is left tells of a hang and ends the cell
@@ -75,6 +77,13 @@ def run_case(bench: Bench, question: Question) -> dict[str, Any]:
 def run_suite(bench: Bench, suite: IdentitySuite) -> Iterator[dict[str, Any]]:
     """For each case, in the order in which the random numbers are drawn, first its label, then its record."""
     for question in suite.questions(bench.setting):
+        yield question.label
+        yield run_case(bench, question)
+
+
+def run_secret(bench: Bench, suite: IdentitySuite) -> Iterator[dict[str, Any]]:
+    """Likewise for the cases of the secret seed."""
+    for question in suite.secret(bench.setting, bench.secret_seed) if bench.secret_seed is not None else ():
         yield question.label
         yield run_case(bench, question)
 
@@ -179,7 +188,8 @@ def start_worker(payload: dict[str, Any], task: Task, setting: Setting, timeout_
 def judge(payload: dict[str, Any], progress: Progress) -> dict[str, Any]:
     """The `bit_identity` part of a result, plus `repeated_runs`; on CUDA `contradictions` too.
 
-    Optional payload keys: "repeats" (calls that must give one hash), "full" (declared shapes on a CPU). Raises
+    Optional payload keys: "repeats" (calls that must give one hash), "full" (declared shapes on a CPU), "secret_seed"
+    (of the secret cases; by default drawn here, and never told the candidate's process). Raises
     JudgeFailure, with the cases judged until then: NOT_RUN, COMPILE_ERROR, RUNTIME_ERROR, OUT_OF_MEMORY, and TIMEOUT
     or CRASHED for a candidate's process that hangs, dies or talks nonsense.
     """
@@ -191,7 +201,8 @@ def judge(payload: dict[str, Any], progress: Progress) -> dict[str, Any]:
         suite = suite_of(task, modules)
     limit = SHARE_OF_TIME * float(payload.get("timeout_s") or 300.0)
     with start_worker(payload, task, setting, limit) as worker:
-        bench = Bench(task, modules, Subject(worker, suite, started + limit), suite, setting)
+        seed = payload.get("secret_seed", secrets.randbits(SECRET_BITS))
+        bench = Bench(task, modules, Subject(worker, suite, started + limit), suite, setting, seed)
         return _judge(bench, payload, progress)
 
 
@@ -209,7 +220,8 @@ def _judge(bench: Bench, payload: dict[str, Any], progress: Progress) -> dict[st
     def take(records: Iterator[dict[str, Any]]) -> None:
         for label in records:
             announce(label)
-            bench.cases.append(next(records))
+            record = next(records)
+            (bench.secret if record["group"] == SECRET else bench.cases).append(record)
 
     def found() -> dict[str, Any]:
         return summary(bench) | extra
@@ -219,7 +231,10 @@ def _judge(bench: Bench, payload: dict[str, Any], progress: Progress) -> dict[st
             if suite is None:
                 take(run_generic(bench))
             else:
-                take(run_suite(bench, suite))
+                parts = [run_suite, run_secret]
+                secrets.SystemRandom().shuffle(parts)  # when they are asked is no sign of them
+                for part in parts:
+                    take(part(bench, suite))
                 announce({"name": "repeated runs"})
                 repeats = payload.get("repeats", REPEATS[bench.setting.device.type])
                 extra["repeated_runs"] = repeated_runs(bench, suite, repeats)
@@ -267,4 +282,5 @@ def summary(bench: Bench) -> dict[str, Any]:
         "official": False,
         **({"parameters_set": bench.subject.parameters_set} if bench.suite is not None else {}),
         "cases": bench.cases,
+        **({"secret": bench.secret} if bench.secret else {}),
     }

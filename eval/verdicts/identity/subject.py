@@ -14,8 +14,9 @@ import torch
 from kbsub.eval.operators.identity import IdentitySuite, Outputs, Question
 from kbsub.eval.remote.model import RemoteModel, Reply, Worker
 from kbsub.eval.remote.probes import Poison
-from kbsub.eval.suite.one_tensor import as_one
 from kbsub.eval.suite.matching import StateMatch, match_state
+from kbsub.eval.suite.one_tensor import as_one
+from kbsub.eval.tasks.cases import PARAMETERS_NOT_SET
 
 WITH_STATISTICS = "output_with_stats"  # the output of the method that returns the statistics too
 
@@ -71,7 +72,8 @@ class Subject:
             state = {its: question.state[mine].view(model.state_forms[its][1]) for its, mine in match.keys.items()}
             model.load_state(state, bind=bind)
         elif question.needs_state:
-            return f"neither names, order nor shapes of its state are those of {' and '.join(question.state)}"
+            wanted = " and ".join(question.state)
+            return f"{PARAMETERS_NOT_SET}: neither names, order nor shapes of its state are those of {wanted}"
         for path, value in question.attributes.items():
             if not model.set_attribute(path, value) and question.needs_attributes:
                 return f"it has no {path} to set"

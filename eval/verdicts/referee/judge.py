@@ -30,6 +30,7 @@ from kbsub.eval.operators.compare.predicate import OFFICIAL_TOLERANCE
 from kbsub.eval.process.isolated import JudgeFailure, Status, is_out_of_memory
 from kbsub.eval.remote.model import RemoteError, Worker
 from kbsub.eval.remote.ring import CallRing, tensors_of
+from kbsub.eval.tasks.cases import PARAMETERS_NOT_SET
 from kbsub.eval.tasks.cell import cell_of
 from kbsub.eval.tasks.task_file import read_task_file, task_file
 from kbsub.eval.verdicts.referee import floors
@@ -269,8 +270,11 @@ class _Run:
     def _change(self, match: Match) -> None:
         """New parameters, after the state that calls left was looked at."""
         self._state(match)
-        if not match.change_parameters():
-            self.notes.append("its parameters were not changed: there are none, or its state has other names")
+        changed = match.change_parameters()
+        if changed is not None:
+            self.record["parameters_changed"] = changed
+        if changed is False:
+            self.notes.append(f"{PARAMETERS_NOT_SET}: neither names, order nor shapes are those of the reference")
 
     def _state(self, match: Match) -> None:
         if problem := match.state_problem():

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from kbsub.eval.results.record import Record
+from kbsub.eval.tasks.cases import PARAMETERS_NOT_SET
 from kbsub.eval.verdicts.kind import Answer, Asked, Column, VerdictKind, listed
 
 AGREES_WITHIN = 0.05  # upstream's time and the referee's, as a share of the referee's
@@ -67,6 +68,7 @@ class Referee(Record):
     samples_ms: dict[str, list[float]] | None = None
     seconds: float | None = None  # from the end of the trials to the record
     device_bytes: int | None = None  # taken on the GPU, by whomever, while the answers of a large batch are alive
+    parameters_changed: bool | None = None  # False: the reference has some, and the candidate's could not be set
     notes: list[str] | None = None
     official: bool | None = None
 
@@ -146,6 +148,8 @@ def answer(found: Referee | None, asked: Asked) -> tuple[Answer, str]:
     words = "; ".join([words, *found.flags(theirs)])
     if found.tells_apart is False:
         return Answer.UNCERTIFIED, f"the predicate takes the answer to one input for that to another ({words})"
+    if found.parameters_changed is False:
+        return Answer.UNCERTIFIED, f"{PARAMETERS_NOT_SET}, so that whether they are used is not known ({words})"
     if not found.device.startswith("cuda"):
         return Answer.UNCERTIFIED, f"the time of a GPU is promised; on a {found.device}: {words}"
     if found.ms is None or found.held is False:

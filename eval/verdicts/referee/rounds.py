@@ -16,6 +16,8 @@ import torch
 from kbsub.eval.operators.compare.predicate import OFFICIAL_TOLERANCE
 from kbsub.eval.remote.model import CandidateRaised, RemoteModel
 from kbsub.eval.remote.ring import CallBatch, CallRing
+from kbsub.eval.suite.matching import BY_KEY, StateMatch
+from kbsub.eval.suite.setting import match_of, state_for
 from kbsub.eval.verdicts.referee.agree import difference, spread
 from kbsub.eval.verdicts.referee.contents import Contents, Nudge
 
@@ -53,6 +55,7 @@ class Match:
         self.flusher = torch.empty(FLUSH_OF_L2 * l2_bytes, dtype=torch.uint8, device=self.device)
         self._own = self._state()  # the candidate's own, before its first call
         self._mine = _copied(reference)
+        self._match = self._matched()
 
     # ---- calls ----
 
@@ -129,28 +132,36 @@ class Match:
         except CandidateRaised:
             return {}
 
+    def _matched(self) -> StateMatch | None:
+        """Which of its tensors are the reference's, whatever their names; None where that is not sure."""
+        found = match_of(self.model, self.reference, self._mine) if self._own else None
+        named = dict(self.reference.named_parameters())
+        if found is not None and found.how != BY_KEY:
+            pairs = [(self._mine[mine], self._own[its]) for its, mine in found.keys.items() if mine in named]
+            if not all(a.numel() == b.numel() and torch.equal(a.reshape(-1), b.reshape(-1).to(a)) for a, b in pairs):
+                return None
+        return found
+
     def state_problem(self) -> str | None:
         """What the calls made of the candidate's state that they did not make of the reference's, or None."""
         now, mine = self._state(), _copied(self.reference)
-        for key, value in mine.items():
-            held = now.get(key)
-            if held is None or key not in self._own or held.shape != value.shape or held.dtype != value.dtype:
+        for its, key in (self._match.keys if self._match is not None else {}).items():
+            value, held = mine[key], now.get(its)
+            if held is None or held.numel() != value.numel() or held.dtype != value.dtype:
                 continue  # its own names: nothing is known of them
             if torch.equal(value, self._mine[key]):
-                if not torch.equal(held, self._own[key]):
-                    return f"changed its state {key!r}"
-            elif difference(value, held, self.tolerance):
-                return f"its state {key!r} is not what the calls make of the reference's"
+                if not torch.equal(held, self._own[its]):
+                    return f"changed its state {its!r}"
+            elif difference(value, held.reshape(value.shape), self.tolerance):
+                return f"its state {its!r} is not what the calls make of the reference's"
         return None
 
-    def change_parameters(self) -> bool:
-        """Give both sides new parameters; False where the candidate's state has not the reference's forms."""
-        forms = {
-            key: (str(value.dtype).removeprefix("torch."), tuple(value.shape))
-            for key, value in self.reference.state_dict().items()
-        }
+    def change_parameters(self) -> bool | None:
+        """Give both sides new parameters; False where the candidate's are not known, None where there are none."""
         trained = dict(self.reference.named_parameters())
-        if not trained or forms != self.model.state_forms:
+        if not any(value.is_floating_point() for value in trained.values()):
+            return None
+        if self._match is None:
             return False
         with torch.no_grad():
             for value in trained.values():
@@ -161,7 +172,7 @@ class Match:
                     # its parts are not, which is where an imprecise one shows.
                     shift = torch.randn(value.shape, device=value.device).mul_(0.1 * size or 1.0).to(value.dtype)
                     value.mul_(factor).add_(shift)
-        self.model.load_state({key: value.detach() for key, value in self.reference.state_dict().items()})
+        self.model.load_state(state_for(self._match, self.model, self.reference.state_dict()))
         self._own, self._mine = self._state(), _copied(self.reference)
         return True
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from kbsub.adapters.refusal import REFERENCE_REFUSES
 from kbsub.eval.results.record import Record
-from kbsub.eval.suite.records import declared_stress, no_verdict, unexpected
+from kbsub.eval.suite.records import declared_stress, no_verdict, secret_problems, secret_words, unexpected
 from kbsub.eval.tasks.cases import FAIL, NEARER, SKIPPED
 from kbsub.eval.verdicts.kind import Answer, Asked, Column, VerdictKind, contradictions, listed
 
@@ -34,6 +34,7 @@ class Stress(Record):
     shared_by: int | None = None
     peak_extra_bytes: int | None = None  # of all processes together (in older files there was one)
     peak_extra_bytes_of: dict[str, int] | None = None  # "judge", "candidate" (its own word), "shared" memory
+    secret: Any = None  # rows of cases with a secret seed, which are in no count; absent in older files
     rstd_overflows_fp32: list[str] | None = None
     contradictions: list[str] | None = None
     host_executor: bool | None = None
@@ -51,7 +52,7 @@ COUNTS = ("passed", "nearer_than_reference", "apart", "failed", "refused", "skip
 def brief(found: Stress) -> str:
     counts = {key: getattr(found, key) for key in COUNTS}
     words = ", ".join(f"{count} {key.replace('_', ' ')}" for key, count in counts.items() if count)
-    return (words or "no case") + contradictions(found.contradictions)
+    return (words or "no case") + secret_words(found.secret or ()) + contradictions(found.contradictions)
 
 
 def answer(found: Stress | None, asked: Asked) -> tuple[Answer, str]:
@@ -60,10 +61,11 @@ def answer(found: Stress | None, asked: Asked) -> tuple[Answer, str]:
     if found is None or not ran:
         return Answer.UNCERTIFIED, "no case could be run here"
     words = ", ".join(f"{n} {key}" for key in ("passed", "failed", "refused", "skipped") if (n := getattr(found, key)))
-    words += " (equal_nan=True)"
+    secret = list(found.secret or [])
+    words += f"{secret_words(secret)} (equal_nan=True)"
     if found.parameters_set not in (None, "by key"):
         words += f"; parameters set {found.parameters_set}"
-    if why := no_verdict("stress", rows):
+    if why := no_verdict("stress", [*rows, *secret]):
         return Answer.UNCERTIFIED, why
     if refused := sum(str(row.get("reason", "")).startswith(REFERENCE_REFUSES) for row in rows):
         words += f"; {refused} cases skipped because {REFERENCE_REFUSES}"
@@ -78,7 +80,7 @@ def answer(found: Stress | None, asked: Asked) -> tuple[Answer, str]:
         if not disagreeing:
             return Answer.FAIL, f"declared a control, but fails no case: {words}"
         return Answer.PASS, f"fails as a control does ({disagreeing[0]} first): {words}"
-    problems = unexpected(ran, declared, accurate=asked.accurate)
+    problems = unexpected(ran, declared, accurate=asked.accurate) + secret_problems(rows, secret)
     return (Answer.FAIL, f"{listed(problems)} ({words})") if problems else (Answer.PASS, words)
 
 
@@ -107,7 +109,8 @@ def _count(key: str) -> Callable[[Stress], str]:
 
 
 def problems(found: Stress) -> list[str]:
-    return [f"{row['name']}: {row.get('reason', 'no reason given')}" for row in found.cases if row["class"] == FAIL]
+    rows = [*found.cases, *(found.secret or ())]
+    return [f"{row['name']}: {row.get('reason', 'no reason given')}" for row in rows if row["class"] == FAIL]
 
 
 KIND = VerdictKind(
@@ -127,7 +130,7 @@ KIND = VerdictKind(
     ),
     note="equal_nan=True",
     problems=problems,
-    not_checked=lambda found: no_verdict("stress", found.cases),
+    not_checked=lambda found: no_verdict("stress", [*found.cases, *(found.secret or ())]),
     shared=True,
     speaks_of_cuda=True,
 )

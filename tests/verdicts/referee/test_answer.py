@@ -68,6 +68,8 @@ ANSWERS: dict[str, tuple[dict[str, Any], float | None, str, Answer, str]] = {
     "on a CPU": ({"device": "cpu", "floor": None}, None, "pass", U, "on a cpu: 300/300"),
     "wrong on a CPU": ({"device": "cpu", "floor": None, **WRONG}, None, "pass", F, "differs from the reference"),
     "a predicate that tells nothing": ({"tells_apart": False}, 0.289, "pass", U, "the answer to one input for that to"),
+    "parameters that cannot be set": ({"parameters_changed": False}, 0.289, "pass", U, "its parameters cannot be set"),
+    "parameters that were": ({"parameters_changed": True}, 0.289, "pass", P, "300/300"),
     "no time": ({"ms": None, "low": None, "high": None}, 0.289, "pass", U, "no time"),
     "nothing compared": ({"outputs": 0}, 0.289, "pass", U, "no output was compared"),
 }

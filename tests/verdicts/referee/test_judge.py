@@ -38,8 +38,37 @@ def test_an_honest_file_gets_its_time_and_all_its_outputs_are_right():
     status, found = refereed(HONEST.format(change="pass"))
     assert status == "OK" and found["outputs"] > 30 and found["wrong"] == 0 and not found["problems"], found
     assert found["by"] == "slope" and found["ms"] == pytest.approx(CALL_MS)
-    assert found["tells_apart"] and found["held"] and "notes" not in found
+    assert found["tells_apart"] and found["held"] and "notes" not in found and found["parameters_changed"]
     assert found["confined"]["level"] in ("namespaces", "landlock", "unconfined")
+
+
+RENAMED = """
+import torch
+class ModelNew(torch.nn.Module):
+    def __init__(self, normalized_shape):
+        super().__init__()
+        self.gamma = torch.nn.Parameter(torch.ones({shape}))
+        self.beta = torch.nn.Parameter(torch.zeros({shape}))
+        self.form = normalized_shape
+    def forward(self, x):
+        gamma, beta = self.gamma.reshape(self.form), self.beta.reshape(self.form)
+        return torch.nn.functional.layer_norm(x, self.form, {used})
+"""
+
+
+@pytest.mark.parametrize(("used", "wrong"), [("gamma, beta", False), ("", True)])
+def test_parameters_of_other_names_are_changed_too(used, wrong):
+    """A file that ignores its parameters passed when it called them otherwise."""
+    status, found = refereed(RENAMED.format(shape="normalized_shape", used=used))
+    assert status == "OK" and found["parameters_changed"] and bool(found["wrong"]) == wrong, found
+
+
+def test_where_no_parameter_can_be_set_the_record_says_so():
+    source = RENAMED.replace("torch.nn.Parameter", "").format(shape="normalized_shape", used="gamma, beta")
+    status, found = refereed(source)
+    assert status == "OK" and not found["wrong"] and found["parameters_changed"] is False, found
+    (note,) = found["notes"]
+    assert note == "its parameters cannot be set: neither names, order nor shapes are those of the reference"
 
 
 def ends(status: str, found: dict) -> str:
@@ -91,4 +120,4 @@ def test_a_view_of_the_input_is_an_answer_like_any_other(tmp_path):
     candidate = "import torch\nclass ModelNew(torch.nn.Module):\n    def forward(self, x):\n        return x.t()\n"
     status, found = refereed(candidate, task)
     assert status == "OK" and found["wrong"] == 0 and found["outputs"] > 30
-    assert found["notes"] == ["its parameters were not changed: there are none, or its state has other names"]
+    assert "notes" not in found and "parameters_changed" not in found
