@@ -6,7 +6,8 @@ Cheats: official, guards and referee side by side. Twins: the referee, beside wh
 guards for the same file. Honest files of both ladders, eager and torch.compile: the referee's time against CUDA graph
 replays of the same process, interleaved round by round. The file is written after every row, and a row whose file has
 not changed is not measured again. Several files are started at a time on a GPU: official and guards run side by side
-(of official the words count, not the time), the referee's batches never do. Exit code 1 when the referee fails an
+(of official the words count, not the time), and so does a first look of the referee at cheats and twins, which most of
+them do not survive; what is timed has the GPU to itself. Exit code 1 when the referee fails an
 honest file; 2 usage.
 """
 
@@ -110,8 +111,15 @@ def jobs_of(options: argparse.Namespace, folder: Path) -> list[RefereeRow]:
     return found
 
 
-def run_part(job: RefereeRow, part: str, gpu: str, checkout: str, options: argparse.Namespace) -> dict[str, Any]:
-    """One verdict of one program on one GPU, as a row holds it."""
+def untimed(row: dict[str, Any]) -> bool:
+    """Whether the row's referee ran beside others and found its answers right: then its time is still to be taken."""
+    return not row["referee"].get("alone", True) and row["verdict"]["answer"] != Answer.FAIL.value
+
+
+def run_part(
+    job: RefereeRow, part: str, gpu: str, checkout: str, options: argparse.Namespace, *, alone: bool = True
+) -> dict[str, Any]:
+    """One verdict of one program on one GPU, as a row holds it. alone: the referee waits for its turn."""
     payload = {
         "candidate": f"{job.name}.py",
         "candidate_source": job.source,
@@ -124,8 +132,9 @@ def run_part(job: RefereeRow, part: str, gpu: str, checkout: str, options: argpa
         "timeout_s": options.timeout,
         "referee_replay": job.section == "honest",
         "referee_rounds": ROUNDS[job.section],
-        "referee_turn": str(Path(tempfile.gettempdir()) / f"kbsub-referee-{os.getuid()}-{gpu}"),
     }
+    if alone:
+        payload["referee_turn"] = str(Path(tempfile.gettempdir()) / f"kbsub-referee-{os.getuid()}-{gpu}")
     kind = KINDS[part]
     cell = None
     if kind.runs_candidate:
@@ -133,7 +142,8 @@ def run_part(job: RefereeRow, part: str, gpu: str, checkout: str, options: argpa
     seen = {"CUDA_VISIBLE_DEVICES": gpu}
     timeout_s = options.timeout + (options.timeout * options.together if part == "referee" else 0)  # for its turn
     outcome = run_isolated(kind.judge, payload, timeout_s=timeout_s, cell=cell, env=seen)
-    return {"ended": ended(outcome), **said(part, outcome.value or {})}
+    beside = {} if alone or part != "referee" else {"alone": False}
+    return {"ended": ended(outcome), **said(part, outcome.value or {}), **beside}
 
 
 def ended(outcome: Outcome) -> dict[str, Any]:
@@ -159,7 +169,7 @@ def judged(row: dict[str, Any]) -> dict[str, Any]:
     stage = found.get("ended", {})
     if stage.get("status") != "OK":
         return {"answer": Answer.FAIL.value, "words": f"{stage.get('status')}: {stage.get('message')}"}
-    record = Referee.model_validate({key: value for key, value in found.items() if key != "ended"})
+    record = Referee.model_validate({key: value for key, value in found.items() if key not in ("ended", "alone")})
     given, words = answer(record, Asked({"official": row.get("official")}, stage, {}))
     ratio = record.ratio(upstream_ms({"official": row.get("official")}))
     return {"answer": given.value, "words": words, "official_over_referee": ratio, **beside_replay(record)}
@@ -224,7 +234,11 @@ class RefereeTable:
         row = self.content[job.section].get(job.name, {})
         if row.get("sha256") != job.sha256:
             return list(job.parts)
-        return [part for part in job.parts if part not in row or row[part]["ended"]["status"] == "TIMEOUT"]
+        return [
+            part
+            for part in job.parts
+            if part not in row or row[part]["ended"]["status"] == "TIMEOUT" or (part == "referee" and untimed(row))
+        ]
 
     def _earlier(self, job: RefereeRow) -> dict[str, Any]:
         """What was measured of a twin's official verdict and guards, of this very text."""
@@ -268,9 +282,11 @@ def summary(content: dict[str, Any]) -> dict[str, Any]:
         "beyond_5_percent": sorted(name for name, found in long.items() if abs(found["ratio"] - 1) > AT_MOST),
         "order": order,
         **{
-            f"{section}_accepted": sorted(
-                name for name, row in content[section].items() if row["verdict"]["answer"] == Answer.PASS.value
-            )
+            f"{section}_accepted": {  # with its time, ms: to be held against that of what it really computes
+                name: row["referee"]["ms"]
+                for name, row in content[section].items()
+                if row["verdict"]["answer"] == Answer.PASS.value
+            }
             for section in ("cheats", "twins")
         },
     }
@@ -307,21 +323,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     checkout = str(find_checkout(options.kernelbench).path)
     table = RefereeTable(options.out.resolve(), measured_on("cuda"), earlier(options.record))
     wanted = [job for job in jobs_of(options, folder) if table.missing(job)]
-    # First what runs side by side and is no timing, then what is timed, by one judge of a GPU at a time.
-    for parts in (PARTS[:-1], PARTS[-1:]):
+    # First what runs side by side and is no timing: official, guards, and the referee's look at files that are not
+    # honest, most of which ends with wrong answers. Then what is timed, by one judge of a GPU at a time.
+    for parts, alone in ((PARTS[:-1], True), (PARTS[-1:], False), (PARTS[-1:], True)):
         todo: queue.SimpleQueue[RefereeRow] = queue.SimpleQueue()
         for job in wanted:
-            if set(parts) & set(table.missing(job)):
+            if set(parts) & set(table.missing(job)) and (alone or job.section != "honest"):
                 todo.put(job)
 
-        def work(gpu: str, parts: Sequence[str] = parts, todo: queue.SimpleQueue[RefereeRow] = todo) -> None:
+        def work(
+            gpu: str,
+            parts: Sequence[str] = parts,
+            alone: bool = alone,
+            todo: queue.SimpleQueue[RefereeRow] = todo,
+        ) -> None:
             while time.monotonic() - started < options.seconds:
                 try:
                     job = todo.get_nowait()
                 except queue.Empty:
                     return
                 missing = [part for part in table.missing(job) if part in parts]
-                found = {part: run_part(job, part, gpu, checkout, options) for part in missing}
+                found = {part: run_part(job, part, gpu, checkout, options, alone=alone) for part in missing}
                 print(f"[{time.monotonic() - started:5.0f} s] {in_words(job, table.put(job, found))}", flush=True)
 
         threads = [threading.Thread(target=work, args=(gpu,)) for gpu in options.gpus for _ in range(options.together)]

@@ -26,17 +26,20 @@ PARTS = {
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A run of the command over two cheats, whose verdicts are given; [(name, part)] of what was asked."""
+    """A run of the command over three cheats, whose verdicts are given; [(name, part)] of what was asked."""
     cheats = tmp_path / "cheats"
     (cheats / "deep").mkdir(parents=True)
     (cheats / "zeros.py").write_text("class ModelNew: pass\n")
+    (cheats / "slow.py").write_text("class ModelNew: 1\n")
     (cheats / "deep" / "late.py").write_text("class ModelNew: ...\n")
     asked: list[tuple[str, str]] = []
 
-    def part(job, name, gpu, checkout, options):
-        asked.append((job.name, name))
+    def part(job, name, gpu, checkout, options, *, alone):
+        asked.append((job.name, name if alone else f"{name} beside others"))
         wrong = {"wrong": 9, "problems": ["differs"]} if job.name == "zeros" else {}
-        return {**RIGHT, **wrong} if name == "referee" else PARTS[name]
+        official = {**PARTS["official"], **({"runtime": 0.5} if job.name == "slow" else {})}
+        beside = {} if alone else {"alone": False}
+        return {**RIGHT, **wrong, **beside} if name == "referee" else {**PARTS, "official": official}[name]
 
     monkeypatch.setattr(referee, "run_part", part)
     monkeypatch.setattr(referee, "measured_on", lambda device: MACHINE)
@@ -56,7 +59,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_a_row_is_measured_once_and_again_when_its_file_has_changed(run):
     again, cheats = run
     asked, found = again("cheats")
-    assert len(asked) == 6 and set(found["cheats"]) == {"zeros", "deep/late"}
+    assert set(found["cheats"]) == {"zeros", "deep/late", "slow"}
+    each = {"official", "guards", "referee beside others"}
+    assert {part for name, part in asked if name == "zeros"} == each
+    assert {part for name, part in asked if name == "slow"} == each | {"referee"}  # right: so it is timed, alone
     assert again("cheats")[0] == []
     (cheats / "zeros.py").write_text("class ModelNew:\n    pass\n")
     assert {name for name, _ in again("cheats")[0]} == {"zeros"}
@@ -67,7 +73,7 @@ def test_the_summary_names_what_was_accepted(run):
     assert found["cheats"]["zeros"]["verdict"]["answer"] == "fail"
     late = found["cheats"]["deep/late"]["verdict"]
     assert late["answer"] == "fail" and "deceived" in late["words"]  # by upstream's 0.0012 ms
-    assert found["summary"]["cheats_accepted"] == []
+    assert found["summary"]["cheats_accepted"] == {"slow": 0.5}
 
 
 def test_honest_files_are_held_to_graph_replay(run):

@@ -36,7 +36,7 @@ from kbsub.eval.tasks.task_file import read_task_file, task_file
 from kbsub.eval.verdicts.referee import floors
 from kbsub.eval.verdicts.referee.contents import Contents
 from kbsub.eval.verdicts.referee.null import Null
-from kbsub.eval.verdicts.referee.numbers import estimate, intercept_of
+from kbsub.eval.verdicts.referee.numbers import estimate, null_of
 from kbsub.eval.verdicts.referee.plan import BatchPlan, ladder, plan_of, quick
 from kbsub.eval.verdicts.referee.rounds import Match, of_itself
 
@@ -128,6 +128,7 @@ class _Scene:
 
     def __init__(self, task: Task, modules: Modules, device: torch.device) -> None:
         self.task, self.device = task, device
+        self.taken = _taken(device)
         self.tolerance = OFFICIAL_TOLERANCE[task.dtype]
         torch.manual_seed(SEED)
         self.init_inputs = task.cast(list(modules.get_init_inputs()), device)
@@ -242,8 +243,7 @@ class _Run:
             for calls in (plan.few, plan.many):
                 self.null.run(calls)
         if self.scene.device.type == "cuda":
-            free, total = torch.cuda.mem_get_info(self.scene.device)
-            self.record["device_bytes"] = total - free
+            self.record["device_bytes"] = _taken(self.scene.device) - self.scene.taken
         return plan
 
     def _rounds(self, match: Match, plan: BatchPlan) -> None:
@@ -285,7 +285,7 @@ class _Run:
         if len(few) < plan.least:
             return
         calls = (plan.few, plan.many)
-        null = intercept_of(self.samples["null_few"], self.samples["null_many"], calls)
+        null = null_of((self.samples["null_few"], self.samples["null_many"]), self.null.before_ms, calls)
         found = estimate(few, many, calls, null)
         self.record |= {**vars(found), "calls": list(calls), "rounds": len(few)}
         if self.scene.device.type == "cuda":
@@ -338,6 +338,14 @@ def _turn(path: str | None) -> Iterator[None]:
     with Path(path).open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def _taken(device: torch.device) -> int:
+    """Bytes of the GPU that are in use, by whomever; 0 on a CPU."""
+    if device.type != "cuda":
+        return 0
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free
 
 
 def _finite(value: Any) -> Any:

@@ -2,11 +2,13 @@
 
 A batch of n calls takes `cost + n * call`; the slope between a batch of few and one of many leaves the cost out. One
 that is slow in small batches makes the slope too small and the intercept too large. So the intercept is held against
-that of a null candidate in its own cell, and where it is another, the call takes what a batch takes, T(n)/n.
+that of a null candidate in its own cell, and where it is another, the call takes its share of a batch of many, less
+what the null candidate's batches cost by themselves: (T(n) - null)/n, which small batches have no part in.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,7 +23,7 @@ SLOPE, BATCH = "slope", "batch"
 
 @dataclass(frozen=True)
 class Estimate:
-    """Milliseconds. `ms` with its interval [low, high]; `by`: "slope", or "batch" for T(many)/many."""
+    """Milliseconds. `ms` with its interval [low, high]; `by`: "slope", or "batch" for a share of T(many)."""
 
     ms: float
     low: float
@@ -32,6 +34,12 @@ class Estimate:
     many_ms: float
     intercept_ms: float
     null_intercept_ms: float
+
+
+def null_of(during: tuple[Sequence[float], Sequence[float]], before: Sequence[float], calls: tuple[int, int]) -> float:
+    """The null candidate's intercept, ms, from its batches of few and of many in the rounds; at most its quickest
+    batch of few before the candidate was there, which no candidate can have delayed."""
+    return min(intercept_of(*during, calls), min(before, default=math.inf))
 
 
 def slope_of(few: Sequence[float], many: Sequence[float], calls: tuple[int, int]) -> float:
@@ -47,7 +55,7 @@ def intercept_of(few: Sequence[float], many: Sequence[float], calls: tuple[int, 
 def estimate(few: Sequence[float], many: Sequence[float], calls: tuple[int, int], null_intercept_ms: float) -> Estimate:
     """The time of a call from the batches (ms) of paired rounds: few[i] and many[i] are of one round."""
     slope, intercept = slope_of(few, many, calls), intercept_of(few, many, calls)
-    whole = float(np.median(many)) / calls[1]
+    whole = (float(np.median(many)) - null_intercept_ms) / calls[1]
     agrees = slope > 0 and abs(intercept - null_intercept_ms) <= SHARE * calls[1] * slope
     picks = np.random.default_rng(SEED).integers(0, len(few), size=(RESAMPLES, len(few)))
     medians = [np.median(np.asarray(series)[picks], axis=1) for series in (few, many)]
@@ -55,7 +63,7 @@ def estimate(few: Sequence[float], many: Sequence[float], calls: tuple[int, int]
     # The same is asked of every resample: who sleeps in some of the small batches leaves their median, and with it the
     # slope, as it is, and would have an interval that begins at nothing.
     apart = np.abs(medians[0] - calls[0] * drawn - null_intercept_ms) > SHARE * calls[1] * drawn
-    drawn = np.where(apart | (not agrees), np.maximum(drawn, medians[1] / calls[1]), drawn)
+    drawn = np.where(apart | (not agrees), np.maximum(drawn, (medians[1] - null_intercept_ms) / calls[1]), drawn)
     tail = (1 - CONFIDENCE) / 2
     low, high = (float(value) for value in np.quantile(drawn, (tail, 1 - tail)))
     return Estimate(

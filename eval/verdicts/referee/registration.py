@@ -67,7 +67,7 @@ class Referee(Record):
     floor: RefereeFloor | None = None
     samples_ms: dict[str, list[float]] | None = None
     seconds: float | None = None  # from the end of the trials to the record
-    device_bytes: int | None = None  # taken on the GPU, by whomever, while the answers of a large batch are alive
+    device_bytes: int | None = None  # taken on the GPU since the first draw, while a large batch's answers are alive
     parameters_changed: bool | None = None  # False: the reference has some, and the candidate's could not be set
     notes: list[str] | None = None
     official: bool | None = None
@@ -80,7 +80,7 @@ class Referee(Record):
         """What must be said of the two times, none of which is a failure by itself."""
         found = []
         if self.by == "batch":
-            found.append("a batch's share: batches do not cost by themselves what a null candidate's do")
+            found.append("a share of whole batches: they do not cost by themselves what a null candidate's do")
         if self.held is False:
             found.append("its processes did not stand still while contents were drawn")
         if self.ms is not None and self.floor is not None and self.ms < self.floor.copy_ms:

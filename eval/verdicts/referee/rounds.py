@@ -76,6 +76,8 @@ class Match:
         """ms of one batch of `calls` calls; all its answers are compared."""
         assert self.ring is not None
         before = self.tally.wrong
+        self.ring.awake()
+        self._expected(self.ring.slots[0])  # as often on this side, for what calls leave behind
         self.ring.hold()
         order = random.SystemRandom().sample(range(max(calls, self.slots)), calls)
         seeds = {slot: secrets.randbits(31) for slot in order}

@@ -56,7 +56,7 @@ ANSWERS: dict[str, tuple[dict[str, Any], float | None, str, Answer, str]] = {
     "upstream's is": ({}, 0.0012, "pass", F, "below the floor: upstream's 0.0012 ms"),
     "under the copy floor only": ({"ms": 0.13, "low": 0.13, "high": 0.131}, 0.131, "pass", P, "under the copy floor"),
     "upstream's clock was deceived": ({"ms": 8.1, "low": 8.1, "high": 8.1}, 0.15, "pass", F, "clock was deceived"),
-    "a batch's share": ({"by": "batch"}, 0.289, "pass", P, "a batch's share: batches do not cost"),
+    "a batch's share": ({"by": "batch"}, 0.289, "pass", P, "a share of whole batches: they do not cost"),
     "not held": ({"held": False}, 0.289, "pass", U, "did not stand still"),
     "below the floor, in an interval as wide as one likes": (
         {"ms": 0.1, "low": 0.1, "high": 0.5},

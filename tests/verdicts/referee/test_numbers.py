@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from kbsub.eval.verdicts.referee.numbers import BATCH, SHARE, SLOPE, estimate
+from kbsub.eval.verdicts.referee.numbers import BATCH, SHARE, SLOPE, estimate, null_of
 
 CALLS = (8, 24)
 COST, CALL = 0.8, 0.28  # ms of a batch by itself, ms of a call
@@ -41,7 +41,7 @@ ATTEMPTS = {
     "sleeps long in small batches": (2.0, 0.0),
     "sleeps as long as is not noticed": (SHARE * CALLS[1] * CALL / GROWS * 0.999, 0.0),
     "sleeps a little more than that": (SHARE * CALLS[1] * CALL / GROWS * 1.2, 0.0),
-    "begins large batches early": (0.0, -0.5),
+    "begins large batches early": (0.0, -0.2),  # twice what lies between the last change of contents and the clock
     "begins all batches early": (-0.5, -0.5),
     "sleeps in large batches": (0.0, 1.0),
     "so long that the slope is negative": (20.0, 0.0),
@@ -58,7 +58,7 @@ def test_nobody_gains_more_than_five_percent_by_moving_the_batches(name):
 def test_where_the_intercept_is_not_the_nulls_a_call_takes_its_share_of_the_batch():
     few, many = series(COST)
     found = estimate([t + 2.0 for t in few], many, CALLS, COST)
-    assert found.by == BATCH and found.ms == pytest.approx(many[0] / CALLS[1])
+    assert found.by == BATCH and found.ms == pytest.approx((many[0] - COST) / CALLS[1])
     assert found.low == pytest.approx(found.ms)
 
 
@@ -67,3 +67,9 @@ def test_who_sleeps_in_some_of_the_small_batches_has_no_interval_that_begins_bel
     few, many = series(COST, noise=0.02)
     found = estimate([t + slept * (index % 5 in (1, 3)) for index, t in enumerate(few)], many, CALLS, COST)
     assert found.low >= 0.95 * CALL, f"{found.low} to {found.high} ms for a call of {CALL} ms"
+
+
+def test_what_the_null_candidate_costs_is_no_more_than_it_cost_before_there_was_a_candidate():
+    delayed = ([COST + 2.0] * 5, [COST + 2.0] * 5)  # a kernel left running would delay it, and with it be paid back
+    assert null_of(delayed, [COST + 0.3, COST, COST + 0.1], CALLS) == pytest.approx(COST)
+    assert null_of(([COST] * 5, [COST] * 5), [COST + 0.3], CALLS) == pytest.approx(COST)
