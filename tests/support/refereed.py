@@ -47,6 +47,8 @@ class NoNull:
     def __init__(self, *arguments: Any) -> None:
         pass
 
+    looked_ms = 0.0
+
     def load(self, calls: int) -> None:
         pass
 

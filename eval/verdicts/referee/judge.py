@@ -36,7 +36,7 @@ from kbsub.eval.tasks.task_file import read_task_file, task_file
 from kbsub.eval.verdicts.referee import floors
 from kbsub.eval.verdicts.referee.contents import Contents
 from kbsub.eval.verdicts.referee.null import Null
-from kbsub.eval.verdicts.referee.numbers import estimate, intercept_of
+from kbsub.eval.verdicts.referee.numbers import charged, estimate, intercept_of
 from kbsub.eval.verdicts.referee.plan import BatchPlan, ladder, plan_of, quick
 from kbsub.eval.verdicts.referee.rounds import Match, of_itself
 
@@ -164,6 +164,7 @@ class _Run:
         self.scene, self.worker, self.null, self.progress = scene, worker, null, progress
         self.notes: list[str] = []
         self.record: dict[str, Any] = {}
+        self.looked_late = 0
         self.samples: dict[str, list[float]] = {"few": [], "many": [], "null_few": [], "null_many": []}
         self.rounds = int(payload.get("referee_rounds") or 0)
         self.match: Match | None = None
@@ -261,9 +262,11 @@ class _Run:
             sizes = [("few", plan.few), ("many", plan.many)]
             random.SystemRandom().shuffle(sizes)
             for name, calls in sizes:
-                self.samples[name].append(match.batch(calls))
+                took, looked = match.batch(calls), match.looked_ms
                 with match.ring.held():  # what would delay the null candidate could sleep as long in small batches
                     self.samples[f"null_{name}"].append(self.null.run(calls))
+                self.samples[name].append(charged(took, looked, self.null.looked_ms))
+                self.looked_late += self.samples[name][-1] > took
             if self.replay:
                 self.samples.setdefault("replay", []).append(match.ring.replayed_ms())
 
@@ -319,6 +322,7 @@ class _Run:
             "tells_apart": self.scene.tells_apart,
             "contents": self.scene.contents.way + (", scaled" if self.scene.contents.scaled else ""),
             "late_samples": tally.late_samples if tally else 0,
+            "looked_late": self.looked_late,
             "samples_ms": {key: [round(each, 5) for each in value] for key, value in self.samples.items()},
             "official": False,
             "seconds": round(time.monotonic() - self.started, 2),

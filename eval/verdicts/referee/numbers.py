@@ -34,6 +34,16 @@ class Estimate:
     null_intercept_ms: float
 
 
+def charged(ms: float, looked_ms: float, null_looked_ms: float) -> float:
+    """ms of a batch, and what it took longer to look at its answers than at a null candidate's, where that is much.
+
+    A look runs on the GPU behind what the candidate left there, up to a time slice: who says "done" a slice early pays
+    for it here.
+    """
+    late = looked_ms - null_looked_ms
+    return ms + late if late > SHARE * ms else ms
+
+
 def slope_of(few: Sequence[float], many: Sequence[float], calls: tuple[int, int]) -> float:
     """ms a call, of the medians of batches of calls[0] and of calls[1] calls (ms)."""
     return float(np.median(many) - np.median(few)) / (calls[1] - calls[0])

@@ -60,6 +60,7 @@ class Referee(Record):
     null_intercept_ms: float | None = None
     warm_ms: float | None = None
     late_samples: int | None = None  # batches whose answers could not be looked at before another word
+    looked_late: int | None = None  # batches that were charged for answers which could only be looked at late
     held: bool | None = None  # the candidate's processes stood still whenever contents were drawn
     spread: float | None = None
     tells_apart: bool | None = None  # the predicate refuses the answer to one draw for another

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from kbsub.eval.verdicts.referee.numbers import BATCH, SHARE, SLOPE, estimate
+from kbsub.eval.verdicts.referee.numbers import BATCH, SHARE, SLOPE, charged, estimate
 
 CALLS = (8, 24)
 COST, CALL = 0.8, 0.28  # ms of a batch by itself, ms of a call
@@ -66,3 +66,17 @@ def test_who_sleeps_in_some_of_the_small_batches_has_no_interval_that_begins_bel
     few, many = series(COST, noise=0.02)
     found = estimate([t + slept * (index % 5 in (1, 3)) for index, t in enumerate(few)], many, CALLS, COST)
     assert found.low >= 0.95 * CALL, f"{found.low} to {found.high} ms for a call of {CALL} ms"
+
+
+def test_who_says_done_a_time_slice_early_in_large_batches_gains_nothing():
+    """On a GPU two processes take turns of about 2 ms: answers can be looked at only when the turn is over."""
+    call, cost, early, look = 0.28, 0.8, 2.0, 0.15
+    few, many = cost + 8 * call, cost + 24 * call
+    believed = estimate([few] * 9, [many - early] * 9, (8, 24), cost)
+    assert believed.ms < 0.9 * call, "uncharged, it gains"
+    paid = [charged(many - early, look + early, look)] * 9
+    assert estimate([charged(few, look, look)] * 9, paid, (8, 24), cost).ms == pytest.approx(call)
+
+
+def test_a_look_that_takes_a_little_longer_costs_an_honest_file_nothing():
+    assert charged(6.7, 0.30, 0.15) == 6.7 and charged(6.7, 0.05, 0.15) == 6.7
