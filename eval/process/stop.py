@@ -71,6 +71,18 @@ def resume(pids: list[int]) -> None:
             os.kill(each, signal.SIGCONT)
 
 
+def settled_times(pids: list[int]) -> Threads:
+    """`times` of processes that were just stopped, once they do not change: what a thread ran last is added to its
+    time only when it leaves its core, a moment after it is seen to stand."""
+    found, ends = times(pids), time.monotonic() + AT_ONCE_S
+    while time.monotonic() < ends:
+        time.sleep(0.001)
+        before, found = found, times(pids)
+        if found == before:
+            break
+    return found
+
+
 def times(pids: list[int]) -> Threads:
     """How long every thread of these processes has run, in ns, by the scheduler."""
     found: Threads = {}

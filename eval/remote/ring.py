@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from kbsub.eval.process.frames import printable
-from kbsub.eval.process.stop import Threads, resume, stood_still, stop, times
+from kbsub.eval.process.stop import Threads, resume, settled_times, stood_still, stop
 from kbsub.eval.remote.memory import DeviceBlock
 from kbsub.eval.remote.model import TOLD_FORM, RemoteModel
 from kbsub.eval.remote.segments import Look, Mappings
@@ -51,7 +51,12 @@ class CallBatch:
     devices: list[str]
     at_once: bool = True
     still: bool = False  # the worker's processes were held before it, and none of them ran
+    looked_s: float = 0.0  # from "done" until the answers had been sampled, where that was at once
     starts: list[int] = field(default_factory=list)  # which tensor is the first of each call
+
+
+class NotStill(Exception):
+    """The worker's processes could not be held, or ran while they were; nothing was asked of them."""
 
 
 class CallRing:
@@ -105,7 +110,7 @@ class CallRing:
         """Stop the worker's processes; the next `run` lets them go once its clock runs. False where that cannot be."""
         try:
             self._held = stop(self.worker.child.pid, of_a_cell=True)
-            self._ran = times(self._held)
+            self._ran = settled_times(self._held)
         except TimeoutError:
             self._held = []
         return bool(self._held)
@@ -135,9 +140,13 @@ class CallRing:
         *,
         grad: bool = True,
         last: Callable[[], None] = lambda: None,
+        only_still: bool = False,
         timeout_s: float | None = None,
     ) -> CallBatch:
-        """Have the slots called in this order and take the time. last: what this side does just before it begins."""
+        """Have the slots called in this order and take the time. last: what this side does just before it begins.
+
+        only_still: where the worker's processes did not stand still, let them go and raise NotStill before a word.
+        """
         words = {"order": list(order), "grad": grad}
         answers = len(order) * len(self.answer_bytes)
         places = torch.from_numpy(np.random.default_rng(secrets.randbits(128)).random((answers, SAMPLES)))
@@ -147,17 +156,23 @@ class CallRing:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         still = bool(self._held) and stood_still(self.worker.child.pid, self._ran)
+        if only_still and not still:
+            self.release()
+            raise NotStill
         started = clock()
         reply = self._ask("batch", _AT_FORM, words, timeout_s=timeout_s, sent=self.release)
         done = clock()
         batch = CallBatch(list(order), done - started, list(reply["at"]), None, [], [], still=still)
         if self.on_gpu and len(batch.at) == answers:
             batch.sample = self.mappings.sample(batch.at, places, self.answer_bytes)
+            if batch.sample is not None:
+                torch.cuda.synchronize(self.device)
+            batch.looked_s = clock() - done
         self._told(batch)
         lies = [each.data_ptr() for each in tensors_of(batch.values)]
         if batch.sample is None or batch.sample.lies != lies:
             batch.sample = self.mappings.sample_of(tensors_of(batch.values), places) if self.on_gpu else None
-            batch.seconds, batch.at_once = clock() - started, False
+            batch.seconds, batch.looked_s, batch.at_once = clock() - started, 0.0, False
         return batch
 
     def taken(self, batch: CallBatch, call: int) -> tuple[Any, bool]:

@@ -100,8 +100,7 @@ class Plan:
 class Row:
     """One candidate while it is judged: what goes into the file, and how each stage ended.
 
-    `source`, `unreadable`: the file as it was when the row began. Every stage judges that text, so that a file edited
-    meanwhile cannot give one row the verdicts of two versions.
+    `source`, `unreadable`: the file when the row began: one edited meanwhile gives no row verdicts of two versions.
     """
 
     file: Path
@@ -119,8 +118,7 @@ class Row:
 
     @property
     def failed(self) -> bool:
-        """Whether the row or one of its stages ended other than well, with an honest NOT_RUN or NOT_CHECKED; or a
-        file that nothing is declared of has failed cases or findings."""
+        """Whether it or a stage ended neither well nor honestly unasked, or has undeclared failed cases or findings."""
         ends = [self.status, *(outcome.status for outcome in self.outcomes.values())]
         return any(end not in NOT_FAILED for end in ends) or any(self.problems(name) for name in self.outcomes)
 
@@ -145,8 +143,7 @@ Report = Callable[[Row, str, Mapping[str, Any]], None]  # (row, stage, progress 
 def run(plan: Plan, out: Path, report: Report, finished: Callable[[Row], None]) -> tuple[list[Row], Result]:
     """Judge every candidate of the plan; returns the rows and the result as written to `out`.
 
-    Raises ResultError before anything is run when `out` holds something this run cannot be joined with, and TaskError
-    before the first row when the reference program itself does not run.
+    Raises ResultError before anything is run when `out` holds something else, TaskError when the reference is broken.
     """
     check_joinable(plan, out)
     check_writable(out)
@@ -229,8 +226,7 @@ def run_stage(
 ) -> Outcome:
     """One stage of one candidate in a child process; a reason not to run it is an Outcome, too.
 
-    `shared`: where the stress and oracle stages of a whole run are computed together. `isolate`: what starts the
-    child, by default run_isolated.
+    `shared`: where stress and oracle of a whole run are computed together. `isolate`: starts the child (run_isolated).
     """
     declaration, wrong = plan.declaration_for(row.file)
     if not row.fields:

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from kbsub.eval.process.cell import Cell
-from kbsub.eval.process.stop import descendants, resume, stood_still, stop, times
+from kbsub.eval.process.stop import descendants, resume, settled_times, stood_still, stop, times
 
 COUNT = "import time\nfor n in range(10**6):\n    print(n, flush=True)\n    time.sleep(0.005)\n"
 TREE = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {COUNT!r}])\n"
@@ -138,3 +138,10 @@ def test_nothing_below_is_nothing_to_hold():
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     assert stop(child.pid) == []
     child.communicate(b"\n")
+
+
+def test_what_a_thread_ran_last_is_waited_for(monkeypatch):
+    """Its time grows by up to a tick after it is seen to stand: taken too soon, an honest file seemed to have run."""
+    seen = iter([{(1, 1): 5}, {(1, 1): 4_000_005}, {(1, 1): 4_000_005}])
+    monkeypatch.setattr("kbsub.eval.process.stop.times", lambda pids: next(seen))
+    assert settled_times([1]) == {(1, 1): 4_000_005}

@@ -12,7 +12,7 @@ from kbsub.adapters.task import load_task
 from kbsub.eval.process.cell import Cell
 from kbsub.eval.process.isolated import run_isolated
 from kbsub.eval.remote.model import Worker, WorkerFailure
-from kbsub.eval.remote.ring import CallRing
+from kbsub.eval.remote.ring import CallRing, NotStill
 from support.paths import TESTS
 
 SHAPE = (8,)
@@ -52,6 +52,15 @@ def test_the_slots_are_called_in_the_order_that_was_asked_for(ring):
 def test_columns_are_the_slots_themselves(ring):
     ring.columns[0][:, 3] = 7.0
     assert all(float(slot[0].view(-1)[3]) == 7.0 for slot in ring.slots)
+
+
+def test_a_worker_that_did_not_stand_still_is_asked_nothing_where_that_is_wanted(ring, monkeypatch):
+    monkeypatch.setattr("kbsub.eval.remote.ring.stood_still", lambda pid, before: False)
+    monkeypatch.setattr(ring, "_ask", lambda *words, **more: pytest.fail("it was asked"))
+    assert ring.hold()
+    with pytest.raises(NotStill):
+        ring.run([0], only_still=True)
+    assert not ring._held
 
 
 def test_a_held_worker_begins_when_the_clock_runs(ring):

@@ -111,12 +111,21 @@ def test_the_seed_reaches_no_request_to_the_candidate(tmp_path, monkeypatch, war
     assert len(sent) > 10 and not any("27182818284" in word for word in sent)
 
 
-@pytest.mark.parametrize(("task", "labels"), [("level1_40", ["default", "random"]), ("level1_39", [None, None])])
-def test_an_operator_with_cases_of_its_own_asks_secret_ones_too(tmp_path, task, labels, warm_children):
-    found, _, _ = judged(tmp_path, "identity", HONEST, task=task, repeats=1, secret_seed=5)
-    assert [case.get("affine") for case in found["secret"]] == labels and found["full_size"]["total"] == 30
+def of_operator(found, counted: int) -> list[str | None]:
+    assert found["full_size"]["total"] == counted and not any(case["group"] == "secret" for case in found["cases"])
     assert all(case["identical"] and case["seed"] in (5, 6) for case in found["secret"]), found["secret"]
-    assert not any(case["group"] == "secret" for case in found["cases"])
+    return [case.get("affine") for case in found["secret"]]
+
+
+def test_a_layer_norm_asks_secret_cases_of_both_settings_of_its_parameters(tmp_path, warm_children):
+    found, _, _ = judged(tmp_path, "identity", HONEST, task="level1_40", repeats=1, secret_seed=5)
+    assert of_operator(found, 24) == ["default", "random"]
+
+
+@pytest.mark.kernelbench
+def test_a_norm_without_parameters_asks_secret_cases_too(tmp_path, kernelbench, warm_children):
+    more = {"task": "level1_39", "kernelbench": str(kernelbench.path), "repeats": 1, "secret_seed": 5}
+    assert of_operator(judged(tmp_path, "identity", HONEST, **more)[0], 30) == [None, None]
 
 
 def test_inputs_that_are_always_the_same_leave_no_secret_in_them(tmp_path, warm_children):

@@ -60,8 +60,8 @@ def run_generic(bench: Bench) -> Iterator[dict[str, Any]]:
         except WrongForm as why:
             yield {**label, "identical": False, "allclose": False, "reason": str(why)}
             continue
-        why = exact_problem(expected, got)
-        unequal = {"identical": False, "allclose": False, "reason": why} if why else {}
+        problem = exact_problem(expected, got)
+        unequal = {"identical": False, "allclose": False, "reason": problem} if problem else {}
         yield {**label, **judge_pair(expected, got, bench.tolerance), **unequal}
 
 

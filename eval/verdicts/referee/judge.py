@@ -15,6 +15,7 @@ import hashlib
 import math
 import os
 import random
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -168,6 +169,7 @@ class _Run:
         self.notes: list[str] = []
         self.record: dict[str, Any] = {}
         self.samples: dict[str, list[float]] = {"few": [], "many": [], "null_few": [], "null_many": []}
+        self.looks: dict[str, list[float]] = {name: [] for name in self.samples}
         self.rounds = int(payload.get("referee_rounds") or 0)
         self.match: Match | None = None
         self.replay = bool(payload.get("referee_replay"))
@@ -261,9 +263,13 @@ class _Run:
             sizes = [("few", plan.few), ("many", plan.many)]
             random.SystemRandom().shuffle(sizes)
             for name, calls in sizes:
-                self.samples[name].append(match.batch(calls))
+                took, looked = match.batch(calls), match.looked_ms
                 with match.ring.held():  # what would delay the null candidate could sleep as long in small batches
-                    self.samples[f"null_{name}"] += [self.null.run(calls) for _ in range(NULLS)]
+                    for _ in range(NULLS):
+                        self.samples[f"null_{name}"].append(self.null.run(calls))
+                        self.looks[f"null_{name}"].append(self.null.looked_ms)
+                self.samples[name].append(took)
+                self.looks[name].append(looked)
             if self.replay:
                 self.samples.setdefault("replay", []).append(match.ring.replayed_ms())
 
@@ -286,8 +292,10 @@ class _Run:
             return
         calls = (plan.few, plan.many)
         null = null_of((self.samples["null_few"], self.samples["null_many"]), self.null.before_ms, calls)
-        found = estimate(few, many, calls, null)
-        self.record |= {**vars(found), "calls": list(calls), "rounds": len(few)}
+        looks = {name: statistics.median(each) for name, each in self.looks.items()}
+        late = (looks["few"] - looks["null_few"], looks["many"] - looks["null_many"])
+        found = estimate(few, many, calls, null, late)
+        self.record |= {**vars(found), "calls": list(calls), "rounds": len(few), "late_ms": list(late)}
         if self.scene.device.type == "cuda":
             self.record["floor"] = floors.floors(self.scene.device, self.scene.needed, plan.many)
             self._warm(match)

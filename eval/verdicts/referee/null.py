@@ -61,6 +61,7 @@ class Null:
         self.worker = Worker.spawn(SOURCE, task, cell=cell, device=device, timeout_s=timeout_s, like=like)
         self.ring: CallRing | None = None
         self.before_ms: list[float] = []
+        self.looked_ms = 0.0  # of the last batch: from "done" until its answers had been sampled
 
     def load(self, calls: int) -> None:
         """Have it ready for batches of up to so many calls, and take the ms of some of one call (`before_ms`)."""
@@ -75,6 +76,7 @@ class Null:
         self.ring.hold()
         batch = self.ring.run(range(calls))
         self.ring.forget(batch)
+        self.looked_ms = batch.looked_s * 1e3
         return batch.seconds * 1e3
 
     def close(self) -> None:

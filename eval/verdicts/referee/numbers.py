@@ -52,10 +52,24 @@ def intercept_of(few: Sequence[float], many: Sequence[float], calls: tuple[int, 
     return float(np.median(few)) - calls[0] * slope_of(few, many, calls)
 
 
-def estimate(few: Sequence[float], many: Sequence[float], calls: tuple[int, int], null_intercept_ms: float) -> Estimate:
-    """The time of a call from the batches (ms) of paired rounds: few[i] and many[i] are of one round."""
+def estimate(
+    few: Sequence[float],
+    many: Sequence[float],
+    calls: tuple[int, int],
+    null_intercept_ms: float,
+    late: tuple[float, float] = (0.0, 0.0),
+) -> Estimate:
+    """The time of a call from the batches (ms) of paired rounds: few[i] and many[i] are of one round.
+
+    late: how much longer than at the null candidate's it took to look at the answers of a batch of few and of many
+    (medians, ms). On a GPU a look waits for what the candidate left running there, up to a time slice: who says "done"
+    a slice early pays for it here.
+    """
+    late_few, late_many = (max(0.0, each) for each in late)
+    many = [each + max(0.0, late_many - late_few) for each in many]
     slope, intercept = slope_of(few, many, calls), intercept_of(few, many, calls)
-    whole = (float(np.median(many)) - null_intercept_ms) / calls[1]
+    rest = min(late_few, late_many) - null_intercept_ms
+    whole = (float(np.median(many)) + rest) / calls[1]
     agrees = slope > 0 and abs(intercept - null_intercept_ms) <= SHARE * calls[1] * slope
     picks = np.random.default_rng(SEED).integers(0, len(few), size=(RESAMPLES, len(few)))
     medians = [np.median(np.asarray(series)[picks], axis=1) for series in (few, many)]
@@ -63,7 +77,7 @@ def estimate(few: Sequence[float], many: Sequence[float], calls: tuple[int, int]
     # The same is asked of every resample: who sleeps in some of the small batches leaves their median, and with it the
     # slope, as it is, and would have an interval that begins at nothing.
     apart = np.abs(medians[0] - calls[0] * drawn - null_intercept_ms) > SHARE * calls[1] * drawn
-    drawn = np.where(apart | (not agrees), np.maximum(drawn, (medians[1] - null_intercept_ms) / calls[1]), drawn)
+    drawn = np.where(apart | (not agrees), np.maximum(drawn, (medians[1] + rest) / calls[1]), drawn)
     tail = (1 - CONFIDENCE) / 2
     low, high = (float(value) for value in np.quantile(drawn, (tail, 1 - tail)))
     return Estimate(

@@ -60,6 +60,8 @@ class Referee(Record):
     null_intercept_ms: float | None = None
     warm_ms: float | None = None
     late_samples: int | None = None  # batches whose answers could not be looked at before another word
+    # ms by which the answers of a batch of few and of many could be looked at later than the null candidate's (medians)
+    late_ms: tuple[float, float] | None = None
     held: bool | None = None  # the candidate's processes stood still whenever contents were drawn
     spread: float | None = None
     tells_apart: bool | None = None  # the predicate refuses the answer to one draw for another

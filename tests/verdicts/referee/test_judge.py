@@ -56,13 +56,14 @@ class ModelNew(torch.nn.Module):
 """
 
 
-@pytest.mark.parametrize(("used", "wrong"), [("gamma, beta", False), ("", True)])
+@pytest.mark.parametrize(("used", "wrong"), [pytest.param("gamma, beta", False, marks=pytest.mark.slow), ("", True)])
 def test_parameters_of_other_names_are_changed_too(used, wrong):
     """A file that ignores its parameters passed when it called them otherwise."""
     status, found = refereed(RENAMED.format(shape="normalized_shape", used=used))
     assert status == "OK" and found["parameters_changed"] and bool(found["wrong"]) == wrong, found
 
 
+@pytest.mark.slow
 def test_where_no_parameter_can_be_set_the_record_says_so():
     source = RENAMED.replace("torch.nn.Parameter", "").format(shape="normalized_shape", used="gamma, beta")
     status, found = refereed(source)
@@ -121,3 +122,18 @@ def test_a_view_of_the_input_is_an_answer_like_any_other(tmp_path):
     status, found = refereed(candidate, task)
     assert status == "OK" and found["wrong"] == 0 and found["outputs"] > 30
     assert "notes" not in found and "parameters_changed" not in found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("lies", "held"), [(2, True), (10**6, False)])
+def test_a_batch_whose_processes_seemed_to_run_is_drawn_anew_before_it_counts(monkeypatch, lies, held):
+    """Twice is the machine's noise, always is somebody who wakes himself."""
+    left = [lies]
+
+    def seemed(pid, before):
+        left[0] -= 1
+        return left[0] < 0
+
+    monkeypatch.setattr("kbsub.eval.remote.ring.stood_still", seemed)
+    status, found = refereed(HONEST.format(change="pass"))
+    assert status == "OK" and not found["wrong"] and found["held"] is held, found

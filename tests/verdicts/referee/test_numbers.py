@@ -73,3 +73,22 @@ def test_what_the_null_candidate_costs_is_no_more_than_it_cost_before_there_was_
     delayed = ([COST + 2.0] * 5, [COST + 2.0] * 5)  # a kernel left running would delay it, and with it be paid back
     assert null_of(delayed, [COST + 0.3, COST, COST + 0.1], CALLS) == pytest.approx(COST)
     assert null_of(([COST] * 5, [COST] * 5), [COST + 0.3], CALLS) == pytest.approx(COST)
+
+
+def test_who_says_done_a_time_slice_early_in_large_batches_gains_nothing():
+    """On a GPU two processes take turns of about 2 ms: answers can be looked at only when the turn is over."""
+    few, many = series(COST)
+    early = [t - 2.0 for t in many]
+    assert estimate(few, early, CALLS, COST).ms < 0.9 * CALL, "uncharged, it gains"
+    assert estimate(few, early, CALLS, COST, late=(0.0, 2.0)).ms == pytest.approx(CALL)
+
+
+def test_who_says_done_early_in_every_batch_gains_nothing_either():
+    few, many = series(COST)
+    found = estimate([t - 1.5 for t in few], [t - 1.5 for t in many], CALLS, COST, late=(1.5, 1.5))
+    assert found.ms >= 0.99 * CALL
+
+
+def test_looks_that_are_no_later_than_at_the_nulls_answers_cost_nothing():
+    assert estimate(*series(COST), CALLS, COST, late=(-0.2, -0.1)).ms == pytest.approx(CALL)
+    assert estimate(*series(COST), CALLS, COST, late=(0.2, 0.2)).ms == pytest.approx(CALL)
