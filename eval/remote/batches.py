@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-BATCH_REPLIES = ("slots", "batch", "awake", "forget", "replayed")  # answered with words alone
+BATCH_REPLIES = ("slots", "batch", "forget", "replayed")  # answered with words alone
 
 # Taken before a candidate can put something else in their place.
 _Tensor, _data_ptr, _detach = torch.Tensor, torch.Tensor.data_ptr, torch.Tensor.detach
@@ -29,7 +29,7 @@ class Batches:
         self.ring: list[list[Any]] = []
         self.outputs: list[Any] | None = None
         self.graph: Any = None
-        self.graph_outputs: list[Any] = []
+        self.graph_output: Any = None
 
     def slots(self, request: dict[str, Any], slots: Any) -> dict[str, Any]:
         """Keep the arguments of every slot: views of the other side's memory."""
@@ -46,30 +46,22 @@ class Batches:
         with _set_grad_enabled(request["grad"]):
             for index in request["order"]:
                 outputs.append(_without_graph(model(*ring[index])))
+        at = _addresses(outputs)  # while the device is at work: after it, every call would add to the time
         self.finish()
         self.outputs = outputs
-        return {"at": _addresses(outputs)}
-
-    def awake(self, request: dict[str, Any], _: Any) -> dict[str, Any]:
-        """Call the instance on slot 0, whatever that holds: a process that has waited for long is slow at first."""
-        with _set_grad_enabled(request["grad"]):
-            self.instances[request["instance"]](*self.ring[0])
-        self.finish()
-        return {}
+        return {"at": at}
 
     def replayed(self, request: dict[str, Any], _: Any) -> dict[str, Any]:
-        """{"ms"}: a call's share of a graph of calls on `slots` slots, each with an answer of its own: memory that no
-        call before it has touched, as in a batch. Between two events; captured when first asked."""
-        slots = request["slots"]
+        """{"ms"}: of one replay of the instance's graph on slot 0, between two events; captured when first asked."""
         if self.graph is None:
-            model = self.instances[request["instance"]]
+            model, inputs = self.instances[request["instance"]], self.ring[0]
             side: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             with torch.no_grad(), torch.cuda.stream(side):
-                model(*self.ring[0])
+                model(*inputs)
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             with torch.no_grad(), torch.cuda.graph(graph):
-                self.graph_outputs = [model(*inputs) for inputs in self.ring[:slots]]
+                self.graph_output = model(*inputs)
             graph.replay()
             self.graph = graph
         event: Any = torch.cuda.Event
@@ -80,7 +72,7 @@ class Batches:
             self.graph.replay()
         end.record()
         end.synchronize()
-        return {"ms": start.elapsed_time(end) / request["replays"] / slots}
+        return {"ms": start.elapsed_time(end) / request["replays"]}
 
     def answers(self, request: dict[str, Any], _: Any) -> Any:
         """What the last batch gave, one value a call; told as any answer is."""

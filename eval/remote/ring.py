@@ -203,14 +203,9 @@ class CallRing:
         batch.values, batch.sample = [], None
         self._ask("forget", {}, {})
 
-    def awake(self, *, grad: bool = True) -> None:
-        """Have the instance called once on what slot 0 holds, so that the next batch finds its process awake."""
-        self._ask("awake", {}, {"grad": grad})
-
-    def replayed_ms(self, replays: int = 3, slots: int = 8) -> float:
-        """ms a call of replays of a CUDA graph of calls on so many slots, by the worker's own clock: beside honest
-        files."""
-        reply = self._ask("replayed", {"ms": float}, {"replays": replays, "slots": min(slots, self.count)})
+    def replayed_ms(self, replays: int = 5) -> float:
+        """ms of a replay of a CUDA graph of one call on slot 0, by the worker's own clock: beside honest files."""
+        reply = self._ask("replayed", {"ms": float}, {"replays": replays})
         return float(reply["ms"])
 
     def close(self) -> None:

@@ -50,7 +50,7 @@ class NoNull:
     def load(self, calls: int) -> None:
         pass
 
-    def run(self, calls: int) -> float:
+    def run(self, calls: int, last: Any = None) -> float:
         return 0.0
 
     def close(self) -> None:

@@ -129,7 +129,6 @@ class _Scene:
 
     def __init__(self, task: Task, modules: Modules, device: torch.device) -> None:
         self.task, self.device = task, device
-        self.taken = _taken(device)
         self.tolerance = OFFICIAL_TOLERANCE[task.dtype]
         torch.manual_seed(SEED)
         self.init_inputs = task.cast(list(modules.get_init_inputs()), device)
@@ -245,7 +244,8 @@ class _Run:
             for calls in (plan.few, plan.many):
                 self.null.run(calls)
         if self.scene.device.type == "cuda":
-            self.record["device_bytes"] = _taken(self.scene.device) - self.scene.taken
+            free, total = torch.cuda.mem_get_info(self.scene.device)
+            self.record["device_bytes"] = total - free
         return plan
 
     def _rounds(self, match: Match, plan: BatchPlan) -> None:
@@ -266,7 +266,7 @@ class _Run:
                 took, looked = match.batch(calls), match.looked_ms
                 with match.ring.held():  # what would delay the null candidate could sleep as long in small batches
                     for _ in range(NULLS):
-                        self.samples[f"null_{name}"].append(self.null.run(calls))
+                        self.samples[f"null_{name}"].append(self.null.run(calls, match.flush))
                         self.looks[f"null_{name}"].append(self.null.looked_ms)
                 self.samples[name].append(took)
                 self.looks[name].append(looked)
@@ -346,14 +346,6 @@ def _turn(path: str | None) -> Iterator[None]:
     with Path(path).open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-def _taken(device: torch.device) -> int:
-    """Bytes of the GPU that are in use, by whomever; 0 on a CPU."""
-    if device.type != "cuda":
-        return 0
-    free, total = torch.cuda.mem_get_info(device)
-    return total - free
 
 
 def _finite(value: Any) -> Any:

@@ -7,7 +7,7 @@ honest one does, and what it costs to set an idle device to work is in the null 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -70,11 +70,12 @@ class Null:
         self.ring = CallRing(self.worker.construct([]), [torch.zeros(64, device=device)], calls, [256])
         self.before_ms = [self.run(1) for _ in range(ALONE)][1:]
 
-    def run(self, calls: int) -> float:
+    def run(self, calls: int, last: Callable[[], None] = lambda: None) -> float:
+        """ms of a batch. last: what this side has the device do just before, as before a candidate's batch: a device
+        that has worked for one process takes a moment to turn to another."""
         assert self.ring is not None
-        self.ring.awake()
         self.ring.hold()
-        batch = self.ring.run(range(calls))
+        batch = self.ring.run(range(calls), last=last)
         self.ring.forget(batch)
         self.looked_ms = batch.looked_s * 1e3
         return batch.seconds * 1e3

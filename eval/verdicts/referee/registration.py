@@ -69,7 +69,7 @@ class Referee(Record):
     floor: RefereeFloor | None = None
     samples_ms: dict[str, list[float]] | None = None
     seconds: float | None = None  # from the end of the trials to the record
-    device_bytes: int | None = None  # taken on the GPU since the first draw, while a large batch's answers are alive
+    device_bytes: int | None = None  # taken on the GPU, by whomever, while the answers of a large batch are alive
     parameters_changed: bool | None = None  # False: the reference has some, and the candidate's could not be set
     notes: list[str] | None = None
     official: bool | None = None
