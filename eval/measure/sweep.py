@@ -79,7 +79,7 @@ GRIDS = {
         600_000_000,
     ),
     # For a CPU, where every thread of a kernel is executed: the boundaries that fit into seconds.
-    "small": Grid("small", (1, 3, 5), (1, 4, 7, 33, 129, 1000, 8196, 12288), 1 << 16),
+    "small": Grid("small", (1, 3, 5), (1, 4, 7, 33, 64, 129, 1000, 8196, 12288), 1 << 16),
 }  # fmt: skip
 
 
