@@ -255,20 +255,6 @@ def test_is_a_local_task() -> None:
     assert task.slug == "local_layernorm_tokens" and task.provenance == "local"
 
 
-@pytest.mark.usefixtures("kept_compiles")
-@pytest.mark.parametrize("stem", SOURCES)
-def test_compiles_for_sm_90_within_its_budget(stem: str) -> None:
-    """The other architectures: `kbsub measure resources`."""
-    budget = compile_gate.read_budget(TESTS / "resource_budget.toml")
-    path = FOLDER / f"{stem}.py"
-    source, builds = compile_gate.source_and_builds(path, DECLARED[stem].precision, "sm_90")
-    chosen = list(builds)[:2] if stem != "token_best" else list(builds)
-    for options in chosen:
-        compiled = compile_gate.compile_source(source, options, "sm_90")
-        found = compile_gate.findings(stem, source, options, "sm_90", compiled, budget.get(stem, {}))
-        assert not found, "\n".join(found)
-
-
 # ---- peers and the benchmark ----
 
 
