@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from kbsub.adapters.task import load_local_task
-from kbsub.eval.host_executor import H200_LIMITS, SMALL_LIMITS, compile_gate, host_namespace, kernel_names, poisoned
+from kbsub.eval.host_executor import H200_LIMITS, SMALL_LIMITS, host_namespace, kernel_names, poisoned
 from kbsub.eval.tasks.declarations import read_declarations
 from support.host_run import DTYPES, Host, array_of
-from support.paths import ROOT, TESTS
+from support.paths import ROOT
 
 torch.set_num_threads(1)
 FOLDER = ROOT / "submissions" / "local_layernorm_tokens"
