@@ -241,7 +241,7 @@ def rehearse(
 
 
 def shapes_of(folder: Path) -> list[CaseShape]:
-    """What the candidates of a task folder are rehearsed with: SHAPES as its task.toml reads them, cases, benchmarks."""
+    """What candidates of a task folder are rehearsed with: SHAPES as its task.toml reads them, cases, benchmarks."""
     return folder_shapes(folder, read_task_file(folder).grid, SHAPES)
 
 
@@ -319,8 +319,8 @@ def read_budget(path: Path) -> dict[str, dict[str, dict[str, int]]]:
 def write_budget(path: Path, budgets: Mapping[str, Mapping[str, Mapping[str, int]]]) -> None:
     """As read by `read_budget`, a line a kernel."""
     lines = [
-        "# What each kernel of this folder may use on any of sm_80, 86, 89, 90, 100, 120: registers a thread; static shared",
-        "# memory, spill and stack in bytes. Remade with:",
+        "# What each kernel of this folder may use on any of sm_80, 86, 89, 90, 100, 120: registers a thread; static",
+        "# shared memory, spill and stack in bytes. Remade with:",
         "# kbsub measure resources --write CANDIDATE ...",
     ]
     for stem, kernels in sorted(budgets.items()):

@@ -3,9 +3,9 @@
     kbsub measure resources submissions/*/*.py
     kbsub measure resources --write CANDIDATE.py ...
 
-A budget lies beside its candidate, in the task folder's resources.toml. Needs NVRTC and no GPU. What is compiled and what
-counts as a finding is host_executor/compile_gate.py's; the shapes that say which builds there are come from the task
-folder and from the task's own program.
+A budget lies beside its candidate, in the task folder's resources.toml. Needs NVRTC and no GPU. What is compiled and
+what counts as a finding is host_executor/compile_gate.py's; the shapes that say which builds there are come from the
+task folder and from the task's own program.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from kbsub.eval.host_executor.compile_gate import (
     write_budget,
 )
 from kbsub.eval.process.isolated import JudgeFailure, Status, run_isolated
-from kbsub.eval.tasks.cell import cell_of
 from kbsub.eval.tasks.cases import CaseShape
+from kbsub.eval.tasks.cell import cell_of
 from kbsub.eval.tasks.declarations import declaration_of
 from kbsub.eval.tasks.grid import named, own_shape, to_json
 from kbsub.eval.tasks.task_file import task_text

@@ -1,8 +1,8 @@
 """`kbsub measure sweep`: every candidate in every dtype it declares, at every shape of a grid, against float64.
 
-A task takes part when its task.toml has a [[grid]], which says how rows and a width become a call. The parent's half: which files, which shapes, a child process each (sweep_child.py), what is done again after a child
-died, and the record. Imports no torch. A finished pair of file and dtype is written at once, so an interrupted run
-keeps it.
+A task takes part when its task.toml has a [[grid]], which says how rows and a width become a call. The parent's half:
+which files, which shapes, a child process each (sweep_child.py), what is done again after a child died, and the record.
+Imports no torch. A finished pair of file and dtype is written at once, so an interrupted run keeps it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,9 @@ import typer
 from kbsub.eval.process.isolated import Outcome, Status, run_isolated
 from kbsub.eval.results.model import write_json_atomic
 from kbsub.eval.tasks.declarations import Declaration, read_declarations
-from kbsub.eval.tasks.folder import is_local, submissions_roots
 from kbsub.eval.tasks.grid import GridShape
-from kbsub.eval.tasks.task_file import read_task_file, task_text
+from kbsub.eval.tasks.task_file import needs_checkout, read_task_file, swept_folders, task_text
 
-EMBEDDED = "level1_40"  # the one KernelBench problem that needs no checkout
 TARGET = "kbsub.eval.measure.sweep_child:judge"
 FINE = ("right", "refused", "declared_failure")
 FAULTS = ("wrong", "driver_error", "other_error", "not_run")
@@ -55,7 +53,7 @@ class Grid:
         return [(rows, width) for rows, width in pairs if rows * width <= self.most_elements]
 
     def calls(self, grid: Sequence[GridShape]) -> dict[str, tuple[int, int, int]]:
-        """{name: (which of the task's grids, rows, width)}, those of one grid and width together; too large ones not."""
+        """{name: (which of the task's grids, rows, width)}, those of one grid and width together; no too large one."""
         pairs = self.shapes()
         made = [((which, *pair), each.at(*pair)) for which, each in enumerate(grid) for pair in pairs]
         return {shape.name: asked for asked, shape in made if shape.elements <= self.most_elements}
@@ -127,21 +125,6 @@ def entries_of(names: Sequence[str], folders: Mapping[str, Path] | None = None) 
     if unknown := sorted(set(names) - known):
         raise SweepError(f"{', '.join(unknown)}: no candidate of that name is declared in {', '.join(swept)}")
     return found
-
-
-def swept_folders() -> dict[str, Path]:
-    """The folders under submissions/ whose task says how its calls are made. SweepError where there is none."""
-    folders = {table.parent.name: table.parent for root in submissions_roots() for table in root.glob("*/task.toml")}
-    swept = {name: path for name, path in sorted(folders.items()) if read_task_file(path).grid}
-    if not swept:
-        raise SweepError("no folder under submissions/ of this installation has a task.toml with a [[grid]]")
-    return swept
-
-
-def without_program(entries: Sequence[SweptFile], kernelbench: Path | None) -> set[str]:
-    """Folders of entries whose reference program is in a KernelBench checkout, where there is none here."""
-    there = kernelbench is not None
-    return set() if there else {e.folder for e in entries if not is_local(e.task) and e.task != EMBEDDED}
 
 
 # ---- one entry ----
@@ -277,8 +260,9 @@ def summary(candidates: Mapping[str, Any]) -> dict[str, Any]:
 def blank(grid: Grid, environment: Mapping[str, Any] | None) -> dict[str, Any]:
     return {
         "schema": 1,
-        "what": "every declared candidate and dtype at every shape of a grid; normal inputs, random parameters (gamma and "
-        "beta), the task's eps, against float64. share: largest error / (tolerance + tolerance * |true|), the official tolerance; "
+        "what": "every declared candidate and dtype at every shape of a grid; normal inputs, random parameters (gamma "
+        "and beta), the task's eps, against float64. share: largest error / (tolerance + tolerance * |true|), the "
+        "official tolerance; "
         "bound: the same for 5 * 2^-24 * (|gamma z| + |beta|) of accurate files, (|y|) without parameters",
         "environment": environment,
         "grid": grid.to_json(),
@@ -372,7 +356,8 @@ def command(
         if device != "cpu" and gpu_name(gpu_index(device)) is None:
             _stop(3, no_such_gpu(device))
         entries, kernelbench = entries_of(candidates or []), checkout_or_none()
-        if left_out := without_program(entries, kernelbench):
+        left_out = set() if kernelbench else {entry.folder for entry in entries if needs_checkout(entry.task)}
+        if left_out:
             words = f"{', '.join(sorted(left_out))}: the reference program is KernelBench's; get it with: kbsub fetch"
             if candidates:
                 _stop(2, words)

@@ -48,7 +48,8 @@ Progress = Callable[[dict[str, Any]], None]
 def judge(payload: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
     """Ask one candidate at every [grid, rows, width] of payload["shapes"]; those of one width must stand together.
 
-    payload: task, precision, device, candidate_source, declaration, grid (of task.toml: `grid` above counts them), shapes. On the CPU a CUDA source runs on the host
+    payload: task, precision, device, candidate_source, declaration, grid (of task.toml, counted above), shapes.
+    On the CPU a CUDA source runs on the host
     executor. Sends {"stage": "shape", "case": "3x1000"} before each shape and {"stage": "row", "row": {...}} after it:
     {"shape", "outcome"} and, where they say something, "share" (largest error / what the official tolerance allows, 1
     is its end), "bound" (the same for the bound of accurate files), "bits" (equal to native's, on CUDA), "text".

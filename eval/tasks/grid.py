@@ -1,8 +1,8 @@
 """Shapes of a task's inputs with the constructor arguments that go with them: what a candidate can be asked beyond the
 task's own size.
 
-They come from the task folder alone: the [[grid]] tables of task.toml, which say how a number of rows and a width become
-a call, cases.toml and bench.toml; and from the task's own program. Must not know candidates or operators.
+They come from the task folder alone: the [[grid]] tables of task.toml, which say how a number of rows and a width
+become a call, cases.toml and bench.toml; and from the task's own program. Must not know candidates or operators.
 """
 
 from __future__ import annotations

@@ -10,11 +10,12 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from kbsub.eval.tasks.folder import LOCAL, submissions_folder
+from kbsub.eval.tasks.folder import LOCAL, is_local, submissions_folder, submissions_roots
 from kbsub.eval.tasks.grid import GridShape
 from kbsub.eval.tasks.toml_file import TaskFolderError, read_record
 
 TASK_FILE = "task.toml"
+EMBEDDED = "level1_40"  # the one KernelBench problem that needs no checkout
 
 
 class Sizes(BaseModel):
@@ -75,3 +76,17 @@ def task_text(folder: Path) -> str | None:
     if reference is None or re.fullmatch(r"level\d+_\d+", reference):
         return reference
     return f"{LOCAL}{folder / reference}"
+
+
+def needs_checkout(task: str) -> bool:
+    """Whether the program of the task that --task names is in a KernelBench checkout alone."""
+    return not is_local(task) and task != EMBEDDED
+
+
+def swept_folders() -> dict[str, Path]:
+    """{name: path} of the folders under submissions/ whose task has a grid. TaskFolderError where there is none."""
+    tables = [table for root in submissions_roots() for table in root.glob(f"*/{TASK_FILE}")]
+    swept = {table.parent.name: table.parent for table in sorted(tables) if read_task_file(table.parent).grid}
+    if not swept:
+        raise TaskFolderError(f"no folder under submissions/ of this installation has a {TASK_FILE} with a [[grid]]")
+    return swept

@@ -10,7 +10,14 @@ import pytest
 
 from kbsub.adapters.task import load_task
 from kbsub.eval.host_executor import compile_gate, kernel_names
-from kbsub.eval.host_executor.compile_gate import BUDGET_FILE, DEVICES, findings, Rehearsal, read_budget, source_and_builds
+from kbsub.eval.host_executor.compile_gate import (
+    BUDGET_FILE,
+    DEVICES,
+    Rehearsal,
+    findings,
+    read_budget,
+    source_and_builds,
+)
 from kbsub.eval.measure import resources
 from kbsub.eval.process.cell import probe
 from kbsub.eval.tasks.grid import named, own_shape
@@ -30,7 +37,7 @@ IEEE = ("--std=c++17", "--fmad=true", "--ftz=false")
 
 
 ONE_BUILD = [f"level1_40/{stem}" for stem in CUDA if stem not in BUILDS]
-OFTEN = ("sm_90",)  # of the others, with seconds of NVRTC, `make test` compiles the H200's: budgets and evidence are of it
+OFTEN = ("sm_90",)  # of the others, with seconds of NVRTC, `make test` compiles the H200's: evidence is of it
 COMPILED = [
     pytest.param(name, arch, marks=[] if name in ONE_BUILD or arch in OFTEN else [pytest.mark.slow])
     for name, arch in itertools.product(FILES, DEVICES)

@@ -73,9 +73,10 @@ OFTEN = ("H200", "RTX3090")  # the one measured on, and one with little shared m
 ON = [pytest.param(gpu, marks=[] if gpu in OFTEN else [pytest.mark.slow]) for gpu in GPUS]
 
 
-# Files that `make test` asks at every shape, as it has always done; of the others it takes every third, which is no divisor
-# of the row counts, and `make test-all` the rest.
-OF_ROWS = [path.stem for path, _ in cuda_files().values() if path.parent.name in ("level1_40", "local_layernorm_tokens")]
+# Files that `make test` asks at every shape, as it has always done; of the others it takes every third (3 divides no
+# number of row counts), and `make test-all` the rest.
+LAYER_NORMS = ("level1_40", "local_layernorm_tokens")
+OF_ROWS = [path.stem for path, _ in cuda_files().values() if path.parent.name in LAYER_NORMS]
 THINNED = 3
 
 
@@ -119,7 +120,8 @@ OLD_GEOMETRY = (
 def test_what_was_wrong_is_found_when_put_back(now: str, before: str, words: str, n: int) -> None:
     source, precisions = CANDIDATES["oracle_accurate"]
     assert source.count(now) == 1
-    rehearsal, _ = rehearsed(source.replace(now, before), precisions, H200_LIMITS, [GRIDS["oracle_accurate"][0].at(3, n)])
+    shape = GRIDS["oracle_accurate"][0].at(3, n)
+    rehearsal, _ = rehearsed(source.replace(now, before), precisions, H200_LIMITS, [shape])
     refused = rehearsal.refused()
     assert len(refused) == len(precisions) and all(words in line and f"3x{n}" in line for line in refused), refused
 

@@ -11,9 +11,9 @@ import torch
 from typer.testing import CliRunner
 
 import kbsub.submissions
+from kbsub.adapters.task import load_task
 from kbsub.eval.cli import app
 from kbsub.eval.measure import sweep, sweep_child
-from kbsub.adapters.task import load_task
 from kbsub.eval.process.isolated import Outcome, Status
 from kbsub.eval.tasks.grid import GridShape
 
@@ -73,7 +73,8 @@ STAND_INS = {
 def entry(body: str, **declared: Any) -> sweep.SweptFile:
     row = {"title": "stand-in", "precision": ("fp32",), "contract": "tolerance", **declared}
     declaration = sweep.Declaration.model_validate(row)
-    return sweep.SweptFile("level1_40", "stand_in", "fp32", declaration, f"{HEAD}        {body}\n", "0" * 64, LAYER_NORM)
+    text = f"{HEAD}        {body}\n"
+    return sweep.SweptFile("level1_40", "stand_in", "fp32", declaration, text, "0" * 64, LAYER_NORM)
 
 
 def swept(made: sweep.SweptFile, grid: sweep.Grid = GRID) -> sweep.SweptFile:

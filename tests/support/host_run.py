@@ -24,7 +24,7 @@ def source_of(stem: str) -> str:
 
 
 def cuda_files() -> dict[str, tuple[Path, tuple[str, ...]]]:
-    """"level1_38/l1_order" -> (path, declared precisions) of every CUDA file that a folder under submissions/ declares."""
+    """By "level1_38/l1_order": (path, declared precisions) of every CUDA file that a task folder declares."""
     found = {}
     for folder in sorted(table.parent for table in FOLDER.parent.glob("*/candidates.toml")):
         for stem, row in sorted(read_declarations(folder).items()):

@@ -28,7 +28,8 @@ def test_a_grid_that_makes_no_calls_is_refused_with_its_file(tmp_path, inputs):
 def test_a_folder_knows_its_grid_its_cases_and_its_benchmarks_each_shape_once(tmp_path):
     (tmp_path / "task.toml").write_text('[[grid]]\ninputs = [["rows", "width", 2]]\ninit = ["width"]\n')
     (tmp_path / "cases.toml").write_text(
-        '[[shape]]\nname = "a"\ninputs = [[3, 4, 2]]\ninit = [4]\n\n[[shape]]\nname = "none"\ninputs = [[0, 4]]\ninit = [4]\n'
+        '[[shape]]\nname = "a"\ninputs = [[3, 4, 2]]\ninit = [4]\n'
+        '\n[[shape]]\nname = "none"\ninputs = [[0, 4]]\ninit = [4]\n'
         '\n[[case]]\nname = "own"\n'
     )
     (tmp_path / "bench.toml").write_text("[[shapes]]\ninputs = [[5, 6]]\ninit = [[6]]\nseed = 1\n")
