@@ -77,6 +77,14 @@ def find_checkout(explicit: Path | None = None) -> Checkout:
     return verify(cache, origin="the user cache")
 
 
+def checkout_or_none() -> Path | None:
+    """The folder of `find_checkout`, or None where there is none. CheckoutError for one that is not the pin."""
+    try:
+        return find_checkout().path
+    except CheckoutMissing:
+        return None
+
+
 def verify(folder: Path, *, origin: str, pin: str = PIN) -> Checkout:
     """`folder` as a Checkout when it is exactly the commit `pin`; `origin` says in errors who named the folder.
 

@@ -31,6 +31,9 @@ from kbsub.eval.host_executor.limits import (
     RTX5090_LIMITS,
     Limits,
 )
+from kbsub.eval.tasks.cases import CaseShape
+from kbsub.eval.tasks.grid import folder_shapes
+from kbsub.eval.tasks.task_file import read_task_file
 
 # One device of each architecture that the sources promise to compile for: geometry and options may depend on it.
 DEVICES: dict[str, Limits] = {
@@ -41,8 +44,10 @@ DEVICES: dict[str, Limits] = {
     "sm_100": B200_LIMITS,
     "sm_120": RTX5090_LIMITS,
 }
-# (rows, width) that lead a forward through every set of options it uses; nothing is computed.
+# (rows, width) at which the [[grid]] of a task leads a forward through the sets of options it uses; its folder's cases
+# and benchmarks are asked too. Nothing is computed.
 SHAPES = ((1, 64), (2, 4096), (2, 10_000), (2, 20_672), (2, 131_072), (300, 131_072), (16, 4_194_304), (3, 1001))
+BUDGET_FILE = "resources.toml"  # of a task folder
 REGISTER_STEP = 8  # registers are given out in eights; a newer ptxas may use a few more within one
 
 _FUNCTION = re.compile(r"Function properties for (\w+)")
@@ -184,22 +189,23 @@ class Rehearsal:
         space |= {"DEVICE_TYPE": "meta", "device_limits": lambda index: own_limits, "cuda_module": cuda_module}
         self.space = space
 
-    def forward(self, rows: int, n: int, precision: str, address: int = 0) -> None:
-        """One call on x (rows, n). ValueError where the file does not take the shape."""
+    def forward(self, shape: CaseShape, precision: str, address: int = 0) -> None:
+        """One call on inputs of this shape, `address` where they begin. ValueError where the file does not take it."""
         import torch
 
         dtype, kept = dtype_of(precision), torch.Tensor.data_ptr
-        if self._model[0] != (n, precision):
+        if self._model[0] != (shape.init, precision):
             with torch.device("meta"):
-                self._model = (n, precision), self.space["ModelNew"]((n,)).to(dtype)
-        x = torch.empty(rows, n, dtype=dtype, device="meta")
-        self._shape = f"{rows}x{n} {precision}"
+                self._model = (shape.init, precision), self.space["ModelNew"](*shape.init).to(dtype)
+        inputs = [torch.empty(each, dtype=dtype, device="meta") for each in shape.inputs]
+        own = set(map(id, inputs))
+        self._shape = f"{'x'.join(map(str, shape.inputs[0]))} {precision}"
         for module in self.modules.values():  # a file may keep its module
             module.shape = self._shape
-        torch.Tensor.data_ptr = lambda tensor: address if tensor is x else 0  # type: ignore[assignment,method-assign]
+        torch.Tensor.data_ptr = lambda tensor: address if id(tensor) in own else 0  # type: ignore[assignment,method-assign]
         try:
             with torch.no_grad():
-                self._model[1](x)
+                self._model[1](*inputs)
             self.launched += 1
         finally:
             torch.Tensor.data_ptr = kept  # type: ignore[method-assign]
@@ -222,19 +228,28 @@ def refused_launches(module: Recorder, facts: Mapping[str, KernelFacts]) -> list
     ]
 
 
-def rehearse(candidate_source: str, precisions: Iterable[str], limits: Limits) -> Rehearsal:
-    """The launches of a candidate on such a device over SHAPES and precisions."""
-    rehearsal = Rehearsal(candidate_source, limits)
+def rehearse(
+    candidate_source: str, precisions: Iterable[str], limits: Limits, shapes: Iterable[CaseShape]
+) -> Rehearsal:
+    """The launches of a candidate on such a device over shapes and precisions."""
+    rehearsal, asked = Rehearsal(candidate_source, limits), list(shapes)
     for precision in precisions:
-        for rows, n in SHAPES:
+        for shape in asked:
             with contextlib.suppress(ValueError):  # a shape that the file does not take
-                rehearsal.forward(rows, n, precision)
+                rehearsal.forward(shape, precision)
     return rehearsal
 
 
-def option_sets(candidate_source: str, precisions: Iterable[str], limits: Limits) -> list[tuple[str, ...]]:
-    """The NVRTC option tuples that a candidate's forward asks for on such a device, over SHAPES and precisions."""
-    return list(rehearse(candidate_source, precisions, limits).modules)
+def shapes_of(folder: Path) -> list[CaseShape]:
+    """What candidates of a task folder are rehearsed with: SHAPES as its task.toml reads them, cases, benchmarks."""
+    return folder_shapes(folder, read_task_file(folder).grid, SHAPES)
+
+
+def option_sets(
+    candidate_source: str, precisions: Iterable[str], limits: Limits, shapes: Iterable[CaseShape]
+) -> list[tuple[str, ...]]:
+    """The NVRTC option tuples that a candidate's forward asks for on such a device, over shapes and precisions."""
+    return list(rehearse(candidate_source, precisions, limits, shapes).modules)
 
 
 def findings(
@@ -280,7 +295,7 @@ def unasked_fusion(source: str, options: tuple[str, ...], arch: str, ptx: str) -
 
 def source_and_builds(path: Path, precisions: Iterable[str], arch: str) -> tuple[str, dict[tuple[str, ...], Recorder]]:
     """(CUDA_SOURCE, {options: the launches asked for with them}) of a candidate file on a device of `arch`."""
-    rehearsal = rehearse(path.read_text(encoding="utf-8"), precisions, DEVICES[arch])
+    rehearsal = rehearse(path.read_text(encoding="utf-8"), precisions, DEVICES[arch], shapes_of(path.parent))
     return str(rehearsal.space["CUDA_SOURCE"]), rehearsal.modules
 
 
@@ -304,9 +319,9 @@ def read_budget(path: Path) -> dict[str, dict[str, dict[str, int]]]:
 def write_budget(path: Path, budgets: Mapping[str, Mapping[str, Mapping[str, int]]]) -> None:
     """As read by `read_budget`, a line a kernel."""
     lines = [
-        "# What each kernel may use on any of sm_80, 86, 89, 90, 100, 120: registers a thread; static shared memory,",
-        "# spill and stack in bytes. Remade with:",
-        "# kbsub measure resources --write THIS_FILE CANDIDATE ...",
+        "# What each kernel of this folder may use on any of sm_80, 86, 89, 90, 100, 120: registers a thread; static",
+        "# shared memory, spill and stack in bytes. Remade with:",
+        "# kbsub measure resources --write CANDIDATE ...",
     ]
     for stem, kernels in sorted(budgets.items()):
         lines += ["", f"[{stem}]"]

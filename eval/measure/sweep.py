@@ -1,8 +1,8 @@
 """`kbsub measure sweep`: every candidate in every dtype it declares, at every shape of a grid, against float64.
 
-The parent's half: which files, which shapes, a child process each (sweep_child.py), what is done again after a child
-died, and the record. Imports no torch. A finished pair of file and dtype is written at once, so an interrupted run
-keeps it.
+A task takes part when its task.toml has a [[grid]], which says how rows and a width become a call. The parent's half:
+which files, which shapes, a child process each (sweep_child.py), what is done again after a child died, and the record.
+Imports no torch. A finished pair of file and dtype is written at once, so an interrupted run keeps it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ import typer
 from kbsub.eval.process.isolated import Outcome, Status, run_isolated
 from kbsub.eval.results.model import write_json_atomic
 from kbsub.eval.tasks.declarations import Declaration, read_declarations
-from kbsub.eval.tasks.folder import submissions_folder
+from kbsub.eval.tasks.grid import GridShape
+from kbsub.eval.tasks.task_file import needs_checkout, read_task_file, swept_folders, task_text
 
 TARGET = "kbsub.eval.measure.sweep_child:judge"
-# How each folder's task is called; a local one is the reference program beside its candidates.
-TASKS = {"level1_40": "level1_40", "local_layernorm_tokens": "local"}
 FINE = ("right", "refused", "declared_failure")
 FAULTS = ("wrong", "driver_error", "other_error", "not_run")
 MOST_RESTARTS = 20  # of one candidate in one dtype: a file that dies everywhere says so after these
@@ -53,6 +52,12 @@ class Grid:
         pairs = [(rows, width) for width in self.widths for rows in self.rows]
         return [(rows, width) for rows, width in pairs if rows * width <= self.most_elements]
 
+    def calls(self, grid: Sequence[GridShape]) -> dict[str, tuple[int, int, int]]:
+        """{name: (which of the task's grids, rows, width)}, those of one grid and width together; no too large one."""
+        pairs = self.shapes()
+        made = [((which, *pair), each.at(*pair)) for which, each in enumerate(grid) for pair in pairs]
+        return {shape.name: asked for asked, shape in made if shape.elements <= self.most_elements}
+
     def to_json(self) -> dict[str, Any]:
         lists = {"rows": list(self.rows), "widths": list(self.widths)}
         return {"name": self.name, **lists, "most_elements": self.most_elements, "shapes": len(self.shapes())}
@@ -72,7 +77,7 @@ GRIDS = {
         600_000_000,
     ),
     # For a CPU, where every thread of a kernel is executed: the boundaries that fit into seconds.
-    "small": Grid("small", (1, 3, 5), (1, 4, 7, 33, 129, 1000, 8196, 12288), 1 << 16),
+    "small": Grid("small", (1, 3, 5), (1, 4, 7, 33, 64, 129, 1000, 8196, 12288), 1 << 16),
 }  # fmt: skip
 
 
@@ -86,6 +91,8 @@ class SweptFile:
     declaration: Declaration
     source: str
     sha256: str
+    grid: tuple[GridShape, ...]  # of its task
+    task: str = ""  # as --task names it; "": the folder's name
     rows: dict[str, Row] = field(default_factory=dict)
     restarts: int = 0
     seconds: float = 0.0
@@ -99,36 +106,41 @@ Report = Callable[[SweptFile, Mapping[str, Any]], None]  # (entry, progress even
 
 
 def entries_of(names: Sequence[str], folders: Mapping[str, Path] | None = None) -> list[SweptFile]:
-    """An entry a declared (candidate, dtype) of both folders, or of the named ones. SweepError for an unknown name."""
-    found = []
-    for folder, path in (folders or _installed()).items():
+    """An entry a declared (candidate, dtype) of every folder with a grid, or of the named ones.
+
+    SweepError for an unknown name.
+    """
+    found, swept = [], folders or swept_folders()
+    for folder, path in swept.items():
+        grid, task = read_task_file(path).grid, task_text(path) or folder
         for stem, row in read_declarations(path).items():
-            if names and stem not in names:
+            if names and stem not in names and f"{folder}/{stem}" not in names:
                 continue
             data = (path / f"{stem}.py").read_bytes()
             digest = hashlib.sha256(data).hexdigest()
-            found += [SweptFile(folder, stem, each, row, data.decode("utf-8"), digest) for each in row.precision]
-    if unknown := sorted(set(names) - {entry.stem for entry in found}):
-        known = ", ".join(folders or TASKS)
-        raise SweepError(f"{', '.join(unknown)}: no candidate of that name is declared in {known}")
+            found += [
+                SweptFile(folder, stem, each, row, data.decode("utf-8"), digest, grid, task) for each in row.precision
+            ]
+    known = {entry.stem for entry in found} | {f"{entry.folder}/{entry.stem}" for entry in found}
+    if unknown := sorted(set(names) - known):
+        raise SweepError(f"{', '.join(unknown)}: no candidate of that name is declared in {', '.join(swept)}")
     return found
-
-
-def _installed() -> dict[str, Path]:
-    folders = {name: submissions_folder(name) for name in TASKS}
-    if missing := [name for name, path in folders.items() if path is None]:
-        raise SweepError(f"this installation has no folder submissions/{missing[0]}")
-    return {name: path for name, path in folders.items() if path is not None}
 
 
 # ---- one entry ----
 
 
 def measure(
-    entry: SweptFile, grid: Grid, device: str, timeout_s: float, report: Report, run: Any = run_isolated
+    entry: SweptFile,
+    grid: Grid,
+    device: str,
+    timeout_s: float,
+    report: Report,
+    run: Any = run_isolated,
+    kernelbench: Path | None = None,
 ) -> None:
     """Fill `entry.rows`, one for every shape of the grid; a child that ends early is begun again behind that shape."""
-    names = {f"{rows}x{width}": [rows, width] for rows, width in grid.shapes()}
+    names = grid.calls(entry.grid)
     last: dict[str, str] = {}  # the shape that the child is at
 
     def heard(event: dict[str, Any]) -> None:
@@ -143,13 +155,14 @@ def measure(
         outcome: Outcome = run(
             TARGET,
             {
-                "task": _task(entry.folder),
+                "task": entry.task or entry.folder,
                 "precision": entry.precision,
                 "device": device,
                 "candidate_source": entry.source,
                 "declaration": entry.declaration.model_dump(mode="json"),
+                "grid": [each.model_dump(mode="json") for each in entry.grid],
                 "shapes": [names[name] for name in missing],
-                "kernelbench": None,
+                "kernelbench": None if kernelbench is None else str(kernelbench),
             },
             timeout_s=timeout_s,
             on_progress=heard,
@@ -180,13 +193,6 @@ def measure_all(entries: Sequence[SweptFile], workers: int, one: Callable[[Swept
         for job in as_completed(jobs):
             job.result()
             yield jobs[job]
-
-
-def _task(folder: str) -> str:
-    if TASKS.get(folder) != "local":
-        return TASKS.get(folder, "level1_40")
-    path = submissions_folder(folder)
-    return f"local:{path}/reference.py"
 
 
 # ---- the record ----
@@ -254,9 +260,10 @@ def summary(candidates: Mapping[str, Any]) -> dict[str, Any]:
 def blank(grid: Grid, environment: Mapping[str, Any] | None) -> dict[str, Any]:
     return {
         "schema": 1,
-        "what": "every declared candidate and dtype at every shape of a grid; normal inputs, random gamma and beta, "
-        "eps 1e-5, against float64. share: largest error / (tolerance + tolerance * |true|), the official tolerance; "
-        "bound: the same for 5 * 2^-24 * (|gamma z| + |beta|) of accurate files",
+        "what": "every declared candidate and dtype at every shape of a grid; normal inputs, random parameters (gamma "
+        "and beta), the task's eps, against float64. share: largest error / (tolerance + tolerance * |true|), the "
+        "official tolerance; "
+        "bound: the same for 5 * 2^-24 * (|gamma z| + |beta|) of accurate files, (|y|) without parameters",
         "environment": environment,
         "grid": grid.to_json(),
         "candidates": {},
@@ -315,7 +322,7 @@ def in_words(record: Mapping[str, Any]) -> str:
 
 def command(
     candidates: Annotated[
-        list[str] | None, typer.Argument(help="Names of declared candidates; default: all of both folders.")
+        list[str] | None, typer.Argument(help="Names of declared candidates, or <task>/<name>; default: all.")
     ] = None,
     out: Annotated[Path, typer.Option(help="The record; entries of other files in it are kept.")] = Path(
         "runs/sweep.json"
@@ -335,6 +342,7 @@ def command(
     """
     from rich.console import Console
 
+    from kbsub.adapters.checkout import CheckoutError, checkout_or_none
     from kbsub.eval.results.model import ResultError, check_writable
     from kbsub.eval.run.machine_facts import gpu_index, gpu_name, measured_on, no_such_gpu
     from kbsub.eval.tasks.declarations import DeclarationError
@@ -347,12 +355,19 @@ def command(
     try:
         if device != "cpu" and gpu_name(gpu_index(device)) is None:
             _stop(3, no_such_gpu(device))
-        entries = entries_of(candidates or [])
+        entries, kernelbench = entries_of(candidates or []), checkout_or_none()
+        left_out = set() if kernelbench else {entry.folder for entry in entries if needs_checkout(entry.task)}
+        if left_out:
+            words = f"{', '.join(sorted(left_out))}: the reference program is KernelBench's; get it with: kbsub fetch"
+            if candidates:
+                _stop(2, words)
+            console.print(f"left out: {words}", soft_wrap=True)
+            entries = [entry for entry in entries if entry.folder not in left_out]
         check_writable(out)
         content = blank(GRIDS[grid], measured_on(device))
         if out.is_file():
             content = joined(out.read_text("utf-8"), content, entries, resume)
-    except (ValueError, DeclarationError, ResultError) as error:
+    except (ValueError, DeclarationError, ResultError, CheckoutError) as error:
         _stop(2, str(error))
     has = {(file, each) for file, stored in content["candidates"].items() for each in stored["precisions"]}
     pending = [entry for entry in entries if (entry.file, entry.precision) not in has]
@@ -360,11 +375,11 @@ def command(
     with console.status("") as status:
 
         def report(entry: SweptFile, event: object) -> None:
-            done, of = len(entry.rows), content["grid"]["shapes"]
+            done, of = len(entry.rows), len(GRIDS[grid].calls(entry.grid))
             status.update(f"{entry.stem} {entry.precision}: {done} of {of} shapes; {left} files and dtypes to go")
 
         def one(entry: SweptFile) -> None:
-            measure(entry, GRIDS[grid], device, timeout, report)
+            measure(entry, GRIDS[grid], device, timeout, report, kernelbench=kernelbench)
 
         for entry in measure_all(pending, workers, one):
             left -= 1

@@ -20,11 +20,13 @@ from typing import Any
 import torch
 
 from kbsub.adapters.candidate import cuda_source_of, load_candidate
-from kbsub.adapters.task import Modules, dtype_of, task_from_payload
+from kbsub.adapters.task import Modules, Task, dtype_of, task_from_payload
 from kbsub.eval.operators.compare.oracle import BOUND_ABSOLUTE, BOUND_RELATIVE, Truth, ulp
-from kbsub.eval.operators.compare.predicate import OFFICIAL_TOLERANCE, same_bits
-from kbsub.eval.operators.layer_norm.formula import layer_norm
+from kbsub.eval.operators.compare.predicate import OFFICIAL_TOLERANCE, same_bits, unravel
+from kbsub.eval.operators.register import operator_of
 from kbsub.eval.process.isolated import JudgeFailure, Status
+from kbsub.eval.tasks.cases import CaseShape
+from kbsub.eval.tasks.grid import GridShape
 
 RIGHT = "right"  # within the dtype's bound of float64
 REFUSED = "refused"  # a ValueError that the file itself raises
@@ -44,9 +46,10 @@ Progress = Callable[[dict[str, Any]], None]
 
 
 def judge(payload: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
-    """Ask one candidate at every [rows, width] of payload["shapes"]; those of one width must stand together.
+    """Ask one candidate at every [grid, rows, width] of payload["shapes"]; those of one width must stand together.
 
-    payload: task, precision, device, candidate_source, declaration, shapes. On the CPU a CUDA source runs on the host
+    payload: task, precision, device, candidate_source, declaration, grid (of task.toml, counted above), shapes.
+    On the CPU a CUDA source runs on the host
     executor. Sends {"stage": "shape", "case": "3x1000"} before each shape and {"stage": "row", "row": {...}} after it:
     {"shape", "outcome"} and, where they say something, "share" (largest error / what the official tolerance allows, 1
     is its end), "bound" (the same for the bound of accurate files), "bits" (equal to native's, on CUDA), "text".
@@ -61,15 +64,17 @@ def judge(payload: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
     model_class: Any = load_candidate(source, task, modules=modules)
     if device.type == "cpu" and cuda_source_of(source) == "CUDA_SOURCE":
         model_class = _hosted(modules)
-    shapes = [(int(rows), int(width)) for rows, width in payload["shapes"]]
+    grid = [GridShape.model_validate(each) for each in payload["grid"]]
+    shapes = [(int(which), int(rows), int(width)) for which, rows, width in payload["shapes"]]
     asked = 0
-    for width, group in itertools.groupby(shapes, key=lambda shape: shape[1]):
-        rows_of_width = [rows for rows, _ in group]
-        question = SweptShape(max(rows_of_width), width, task.dtype, device, payload.get("declaration") or {})
+    for (which, width), group in itertools.groupby(shapes, key=lambda shape: (shape[0], shape[2])):
+        rows_of_width = [rows for _, rows, _ in group]
+        most = grid[which].at(max(rows_of_width), width)
+        question = SweptShape(most, task, modules, device, payload.get("declaration") or {})
         model: Any = None
         for rows in rows_of_width:
             asked += 1
-            case = f"{rows}x{width}"
+            case = grid[which].at(rows, width).name
             progress({"stage": "shape", "index": asked, "of": len(shapes), "case": case})
             try:
                 model = model if model is not None else question.build(model_class)
@@ -120,37 +125,45 @@ def _still_usable(device: torch.device) -> None:
 
 
 class SweptShape:
-    """Inputs (most_rows, width) and their float64 answer; fewer rows are asked for as the beginning of both."""
+    """Inputs of the most rows and their float64 answer; fewer rows are asked for as the beginning of both.
+
+    most: the shape with the most rows, and the constructor's arguments. The reference Model has random parameters.
+    """
 
     def __init__(
-        self, most_rows: int, width: int, dtype: torch.dtype, device: torch.device, declaration: Mapping[str, Any]
+        self, most: CaseShape, task: Task, modules: Modules, device: torch.device, declaration: Mapping[str, Any]
     ) -> None:
-        generator = torch.Generator(device).manual_seed(SEED + width)
+        generator = torch.Generator(device).manual_seed(SEED + most.inputs[0][1])
+        self.dtype, self.device, self.init = task.dtype, device, most.init
 
         def normal(*size: int) -> torch.Tensor:
-            return torch.randn(size, generator=generator, device=device, dtype=torch.float32).to(dtype)
+            return torch.randn(size, generator=generator, device=device, dtype=torch.float32).to(self.dtype)
 
-        self.width, self.dtype, self.device = width, dtype, device
         self.contract = declaration.get("contract", "")
         self.accurate = bool(declaration.get("accurate"))
         farthest: Mapping[str, float] = (declaration.get("expect") or {}).get("beyond_float64") or {}
-        self.declared_share = max((farthest[name] for name in farthest if dtype_of(name) == dtype), default=1.0)
-        self.tolerance = OFFICIAL_TOLERANCE[dtype]
-        self.x, self.weight, self.bias, self.eps = normal(most_rows, width), normal(width), normal(width), 1e-5
-        self.answer: Truth = layer_norm(self.x, self.weight, self.bias, self.eps, (width,))
+        self.declared_share = max((farthest[name] for name in farthest if dtype_of(name) == self.dtype), default=1.0)
+        self.tolerance = OFFICIAL_TOLERANCE[self.dtype]
+        self.inputs = [normal(*each) for each in most.inputs]
+        with torch.no_grad():
+            self.reference = modules.Model(*most.init).to(device=device, dtype=self.dtype)
+            for parameter in self.reference.parameters():
+                parameter.copy_(normal(*parameter.shape))
+            self.answer: Truth = operator_of(task).truth(self.reference, self.inputs)
 
     def build(self, model_class: Any) -> Any:
-        """An instance with this question's parameters, under the names that nn.LayerNorm has in the reference."""
+        """An instance with the reference's parameters, under the names that they have there."""
         with torch.no_grad():
-            model = model_class(self.width).to(device=self.device, dtype=self.dtype)
-        model.load_state_dict({"ln.weight": self.weight, "ln.bias": self.bias})
+            model = model_class(*self.init).to(device=self.device, dtype=self.dtype)
+        if state := self.reference.state_dict():
+            model.load_state_dict(state)
         return model
 
     def ask(self, model: Any, rows: int) -> dict[str, Any]:
         """The row of one shape, without its name. What the candidate raises goes through, late CUDA errors too."""
-        x = self.x[:rows]
+        inputs = [each[:rows] for each in self.inputs]
         with torch.no_grad():
-            output = model(x)
+            output = model(*inputs)
         problem = self._no_answer(output, rows)
         if problem:
             return {"outcome": self._failed(math.inf), "text": problem}
@@ -159,8 +172,8 @@ class SweptShape:
         if self.accurate:
             row["bound"] = bound
         if self.device.type == "cuda" and self.contract == "bit-identical":
-            native = torch.native_layer_norm(x, [self.width], self.weight, self.bias, self.eps)[0]
-            row["bits"] = same_bits(native, output, any_nan=True)
+            with torch.no_grad():
+                row["bits"] = same_bits(self.reference(*inputs), output, any_nan=True)
         if not (share <= 1 and (bound <= 1 or not self.accurate)):  # a NaN is neither
             row |= {"outcome": self._failed(share), "text": self._worst(output, rows)}
         return {key: str(value) if _no_number(value) else value for key, value in row.items()}
@@ -172,12 +185,16 @@ class SweptShape:
     def _no_answer(self, output: Any, rows: int) -> str:
         if not isinstance(output, torch.Tensor):
             return f"returned a {type(output).__name__}"
-        expected = ((rows, self.width), self.dtype, self.device.type)
+        expected = ((rows, *self.answer.y.shape[1:]), self.dtype, self.device.type)
         got = (tuple(output.shape), output.dtype, output.device.type)
         return "" if got == expected else f"returned {got}, must be {expected}"
 
+    @property
+    def _row_elements(self) -> int:
+        return max(1, math.prod(self.answer.y.shape[1:]))
+
     def _chunks(self, rows: int) -> Iterator[slice]:
-        step = max(1, CHUNK_ELEMENTS // self.width)
+        step = max(1, CHUNK_ELEMENTS // self._row_elements)
         for start in range(0, rows, step):
             yield slice(start, min(rows, start + step))
 
@@ -200,8 +217,12 @@ class SweptShape:
     def _allowed(self, part: slice) -> torch.Tensor:
         """The bound of accurate files (operators/compare/oracle.py), half a step more where y is rounded once more."""
         true, beta = self.answer.y[part], self.answer.beta
-        assert beta is not None  # every question has a bias
-        allowed = ((true - beta).abs_() + beta.abs()).mul_(BOUND_RELATIVE).add_(BOUND_ABSOLUTE)
+        if beta is None:
+            size = true.abs()
+        else:  # one row, flat
+            offset = beta.view(true.shape[1:])
+            size = (true - offset).abs_() + offset.abs()
+        allowed = size.mul_(BOUND_RELATIVE).add_(BOUND_ABSOLUTE)
         return allowed if self.dtype == torch.float32 else allowed + 0.5 * (1 + 2.0**-9) * ulp(true, self.dtype)
 
     def _worst(self, output: torch.Tensor, rows: int) -> str:
@@ -212,10 +233,10 @@ class SweptShape:
             beyond += int((ratio > 1).sum())
             if (largest := float(ratio.max())) > worst:
                 worst, where, at = largest, part, int(ratio.argmax())
-        row, column = where.start + at // self.width, at % self.width
-        got, true = float(output[row, column]), float(self.answer.y[row, column])
-        many = f"{beyond} of {rows * self.width} elements beyond {self.tolerance:g}"
-        return f"[{row}, {column}] is {got:.9g}, float64 has {true:.9g}; {many}"
+        index = unravel(where.start * self._row_elements + at, (rows, *output.shape[1:]))
+        got, true = float(output[index]), float(self.answer.y[index])
+        many = f"{beyond} of {rows * self._row_elements} elements beyond {self.tolerance:g}"
+        return f"{list(index)} is {got:.9g}, float64 has {true:.9g}; {many}"
 
 
 def _no_number(value: Any) -> bool:

@@ -11,7 +11,7 @@ version will do.
 
 | kernel | grid, block | chosen when |
 |---|---|---|
-| `row_once` | rows, 512 | the row fits: to n = 65,536 |
+| `row_once` | rows, 512 | the row fits: n = 4 to 65,536 |
 | `row_twice` | rows, 512 | any other row: reads x twice |
 
 Inference only.
@@ -431,7 +431,9 @@ def geometry(rows: int, n: int, dtype: torch.dtype, aligned: bool, limits) -> Ge
     """From the sizes, the dtype and the device. aligned: x begins at a multiple of four elements."""
     element = (f"-DELEMENT={ELEMENTS[dtype]}", "-DNORM=2")
     shared = MEMORY * THREADS * VECTOR * dtype.itemsize
-    fits = n <= THREADS * (MEMORY + REGISTERS) * VECTOR and shared + STATIC_SHARED <= limits.shared_bytes_per_block
+    # From a vector on: the elements before the first aligned one must lie in the row.
+    fits = VECTOR <= n <= THREADS * (MEMORY + REGISTERS) * VECTOR
+    fits = fits and shared + STATIC_SHARED <= limits.shared_bytes_per_block
     if aligned and fits:
         options = (*element, f"-DMEMORY={MEMORY}", f"-DREGISTERS={REGISTERS}")
         return Geometry("row_once", (rows,), (THREADS,), shared, options)

@@ -82,7 +82,6 @@ def test_a_name_that_is_none_is_refused_with_those_there_are():
     ("arguments", "words"),
     [
         (["twins", "--out", "x.json"], ("tests/twins", "checkout", "--twins")),
-        (["resources", "some.py"], ("tests/resource_budget.toml", "checkout", "--budget")),
     ],
 )
 def test_outside_a_checkout_the_missing_file_and_the_option_are_named(arguments, words, tmp_path, monkeypatch):

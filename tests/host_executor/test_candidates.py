@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from kbsub.eval.host_executor import H200_LIMITS, SMALL_LIMITS, host_namespace, kernel_names, poisoned
-from kbsub.eval.host_executor.compile_gate import option_sets
-from support.host_run import DTYPES, cuda_candidates, disagreement, source_of
+from kbsub.eval.host_executor.compile_gate import option_sets, shapes_of
+from support.host_run import DTYPES, FOLDER, cuda_candidates, disagreement, source_of
 
 # (rows, width): each next width reaches another kernel of some candidate (registers, shared memory, rings, chunks).
 SHAPES = (
@@ -72,7 +72,8 @@ def test_every_kernel_runs_and_is_right(stem: str, precision: str) -> None:
     there = {name for options in asked for name in kernel_names(space["CUDA_SOURCE"], options)}
     never = there - set(space["host_executor"].launches)
     assert not never, f"{stem}: kernels that no shape here reaches: {sorted(never)}; add a shape to SHAPES"
-    assert asked == set(option_sets(source_of(stem), [precision], SMALL_LIMITS)), "builds that no shape here reaches"
+    rehearsed = option_sets(source_of(stem), [precision], SMALL_LIMITS, shapes_of(FOLDER))
+    assert asked == set(rehearsed), "builds that no shape here reaches"
 
 
 @pytest.mark.parametrize("stem", CUDA)

@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from kbsub.adapters.task import load_task
 from kbsub.eval.host_executor import compile_gate, kernel_names
-from kbsub.eval.host_executor.compile_gate import DEVICES, findings, read_budget, source_and_builds
+from kbsub.eval.host_executor.compile_gate import (
+    BUDGET_FILE,
+    DEVICES,
+    Rehearsal,
+    findings,
+    read_budget,
+    source_and_builds,
+)
 from kbsub.eval.measure import resources
 from kbsub.eval.process.cell import probe
-from support.host_run import FOLDER, cuda_candidates
-from support.paths import TESTS
+from kbsub.eval.tasks.grid import named, own_shape
+from support.host_run import FOLDER, cuda_candidates, cuda_files
 
 pytest.importorskip("cupy_backends.cuda.libs.nvrtc", reason="NVRTC: pip install 'kb-submissions[cuda13]'")
 
 pytestmark = pytest.mark.usefixtures("kept_compiles")
-BUDGET_FILE = TESTS / "resource_budget.toml"
-BUDGET = read_budget(BUDGET_FILE)
+FILES = cuda_files()  # of every task folder: a new one is found by its candidates.toml
 CUDA = cuda_candidates()
-# The builds of a candidate, as the values of its -D options; every combination is gated on every architecture.
+# The builds of a file of level1_40, as the values of its -D options; every combination is gated on every architecture.
 BUILDS: dict[str, dict[str, tuple[int, ...]]] = {
     "oracle_accurate": {"ELEMENT": (0, 1, 2)},
     "reference_order_pipelined": {"ELEMENT": (0, 1, 2), "STAGE": (64, 32)},
@@ -28,22 +36,37 @@ BUILDS: dict[str, dict[str, tuple[int, ...]]] = {
 IEEE = ("--std=c++17", "--fmad=true", "--ftz=false")
 
 
-MANY_BUILDS = ("reference_order_pipelined", "oracle_accurate")  # seconds of NVRTC an architecture; the others need one
-OFTEN = ("sm_90",)  # of those two, `make test` compiles the H200's, the one that budgets and evidence are of
+ONE_BUILD = [f"level1_40/{stem}" for stem in CUDA if stem not in BUILDS]
+OFTEN = ("sm_90",)  # of the others, with seconds of NVRTC, `make test` compiles the H200's: evidence is of it
 COMPILED = [
-    pytest.param(stem, arch, marks=[pytest.mark.slow] if stem in MANY_BUILDS and arch not in OFTEN else [])
-    for stem, arch in itertools.product(CUDA, DEVICES)
+    pytest.param(name, arch, marks=[] if name in ONE_BUILD or arch in OFTEN else [pytest.mark.slow])
+    for name, arch in itertools.product(FILES, DEVICES)
 ]
+FEW = 2  # builds of a file that `make test` compiles; kernels are the same text in each
 
 
-@pytest.mark.parametrize(("stem", "arch"), COMPILED)
-def test_candidate_compiles_cleanly_within_its_budget(stem: str, arch: str) -> None:
-    source, builds = source_and_builds(FOLDER / f"{stem}.py", CUDA[stem], arch)
-    assert len(builds) >= 1, f"{stem}: no shape of compile_gate.SHAPES made it launch anything"
+@pytest.mark.parametrize(("name", "arch"), COMPILED)
+def test_candidate_compiles_cleanly_within_its_budget(name: str, arch: str) -> None:
+    gated(name, arch, slice(None) if name.startswith("level1_40/") else slice(FEW))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", DEVICES)
+@pytest.mark.parametrize("name", [name for name in FILES if not name.startswith("level1_40/")])
+def test_the_other_builds_too(name: str, arch: str) -> None:
+    gated(name, arch, slice(FEW, None))
+
+
+def gated(name: str, arch: str, which: slice) -> None:
+    """Some builds of a file: no finding in any of them."""
+    path, precisions = FILES[name]
+    budget = read_budget(path.parent / BUDGET_FILE)
+    source, builds = source_and_builds(path, precisions, arch)
+    assert len(builds) >= 1, f"{name}: no shape that its folder knows made it launch anything"
     found = []
-    for options, module in builds.items():
+    for options, module in list(builds.items())[which]:
         compiled = compile_gate.compile_source(source, options, arch)
-        found += findings(stem, source, options, arch, compiled, BUDGET.get(stem, {}), module)
+        found += findings(path.stem, source, options, arch, compiled, budget.get(path.stem, {}), module)
         assert compiled.error or set(compiled.resources) == set(kernel_names(source, options))
     assert not found, "\n".join(found)
 
@@ -57,15 +80,18 @@ def test_every_build_of_a_candidate_is_gated(stem: str, arch: str) -> None:
     assert gated == sorted(itertools.product(*named)), "add a shape to compile_gate.SHAPES, or a row to BUILDS"
 
 
-def test_budget_names_the_kernels_there_are() -> None:
-    there = {}
-    for path in FOLDER.parent.glob("*/*.py"):
+def test_budgets_name_the_kernels_there_are() -> None:
+    there: dict[str, set[str]] = {}
+    for name, (path, _) in FILES.items():
         space = {"__name__": "candidate"}
         exec(compile(path.read_text("utf-8"), path.name, "exec"), space)
-        if "CUDA_SOURCE" in space:
-            there[path.stem] = set(kernel_names(space["CUDA_SOURCE"]))
-    named = {stem: set(kernels) for stem, kernels in BUDGET.items()}
-    assert named == there, "remake it: kbsub measure resources --write tests/resource_budget.toml FILE ..."
+        there[name] = set(kernel_names(space["CUDA_SOURCE"]))
+    named = {
+        f"{file.parent.name}/{stem}": set(kernels)
+        for file in FOLDER.parent.glob(f"*/{BUDGET_FILE}")
+        for stem, kernels in read_budget(file).items()
+    }
+    assert named == there, "remake them: kbsub measure resources --write FILE ..."
 
 
 def kernel(body: str, parameters: str = "float* y") -> str:
@@ -114,7 +140,7 @@ def test_command_fails_on_a_finding_and_writes_a_budget(tmp_path: Path, capsys: 
     assert resources.main([str(path), "--budget", str(tmp_path / "none.toml")]) == 1
     assert "has no budget" in capsys.readouterr().out
     written = tmp_path / "budget.toml"
-    assert resources.main([str(path), "--write", str(written)]) == 0
+    assert resources.main([str(path), "--write", "--budget", str(written)]) == 0
     assert set(read_budget(written)["split_flat"]) == {"normalise_flat"}
 
 
@@ -128,3 +154,27 @@ def test_command_runs_a_file_in_its_cell(tmp_path: Path, capsys: pytest.CaptureF
     assert resources.main([str(path), "--budget", str(tmp_path / "none.toml")]) == 1
     assert "edits: RUNTIME_ERROR: " in capsys.readouterr().out
     assert victim.read_text() == "honest"
+
+
+def test_a_folder_that_tells_no_shape_is_a_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "alone.py"
+    path.write_text((FOLDER / "split_flat.py").read_text("utf-8"))
+    assert resources.main([str(path)]) == 1
+    assert "[[grid]] in task.toml" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        resources.main([str(tmp_path / "none.py")])
+    assert "no such file; name candidate files" in capsys.readouterr().err
+
+
+@pytest.mark.kernelbench
+def test_a_tasks_own_shape_is_built_too(kernelbench: Any) -> None:
+    """level1_36's own program: 64 channels as its one argument."""
+    task = load_task(1, 36, kernelbench=kernelbench.path)
+    assert own_shape(task) == named([(112, 64, 512, 512)], [64])
+    payload = {"task": "level1_36", "kernelbench": str(kernelbench.path)}
+    assert resources._own(payload) == [own_shape(task)] and resources._own({**payload, "kernelbench": None}) == []
+    rehearsal = Rehearsal(FILES["level1_36/pixel_order"][0].read_text("utf-8"), DEVICES["sm_90"])
+    rehearsal.forward(own_shape(task), "fp32")
+    (module,) = rehearsal.modules.values()
+    (launch,) = module.launches
+    assert (launch.kernel, launch.grid[0], launch.block[:2]) == ("pixels_held", 57_344, (128, 4))

@@ -11,9 +11,11 @@ import torch
 from typer.testing import CliRunner
 
 import kbsub.submissions
+from kbsub.adapters.task import load_task
 from kbsub.eval.cli import app
 from kbsub.eval.measure import sweep, sweep_child
 from kbsub.eval.process.isolated import Outcome, Status
+from kbsub.eval.tasks.grid import GridShape
 
 pytestmark = pytest.mark.usefixtures("warm_children")
 
@@ -31,6 +33,7 @@ class ModelNew(torch.nn.Module):
         rows, width = x.shape
         y = self.ln(x)
 """
+LAYER_NORM = (GridShape.model_validate({"inputs": [["rows", "width"]], "init": [["width"]]}),)
 GRID = sweep.Grid("test", (1, 3), (4, 100, 129), 300)  # 3x129 is left out
 SHAPES = {"1x4", "3x4", "1x100", "3x100", "1x129"}
 
@@ -70,7 +73,8 @@ STAND_INS = {
 def entry(body: str, **declared: Any) -> sweep.SweptFile:
     row = {"title": "stand-in", "precision": ("fp32",), "contract": "tolerance", **declared}
     declaration = sweep.Declaration.model_validate(row)
-    return sweep.SweptFile("level1_40", "stand_in", "fp32", declaration, f"{HEAD}        {body}\n", "0" * 64)
+    text = f"{HEAD}        {body}\n"
+    return sweep.SweptFile("level1_40", "stand_in", "fp32", declaration, text, "0" * 64, LAYER_NORM)
 
 
 def swept(made: sweep.SweptFile, grid: sweep.Grid = GRID) -> sweep.SweptFile:
@@ -136,7 +140,9 @@ def test_a_declared_distance_excuses_no_more_than_it_says(declared: Any, body: s
 @pytest.mark.parametrize("rows_in_a_chunk", [1, 2, 100])
 def test_chunks_see_every_row(monkeypatch: pytest.MonkeyPatch, rows_in_a_chunk: int) -> None:
     monkeypatch.setattr(sweep_child, "CHUNK_ELEMENTS", 10 * rows_in_a_chunk)
-    question = sweep_child.SweptShape(7, 10, torch.float32, torch.device("cpu"), {"contract": "tolerance"})
+    task = load_task(1, 40, kernelbench=None)
+    most, cpu = LAYER_NORM[0].at(7, 10), torch.device("cpu")
+    question = sweep_child.SweptShape(most, task, task.modules(), cpu, {"contract": "tolerance"})
     for row in range(5):
         output = question.answer.y[:5].float()
         output[row, 3] += 1.0
@@ -169,7 +175,7 @@ def test_children_that_always_die_are_given_up(body: str, first: bool) -> None:
     def run(target: str, payload: Any, *, timeout_s: float, on_progress: Any) -> Outcome:
         asked.append(payload["shapes"])
         if not first:
-            on_progress({"stage": "shape", "case": "{}x{}".format(*payload["shapes"][0])})
+            on_progress({"stage": "shape", "case": "{}x{}".format(*payload["shapes"][0][1:])})
         return Outcome(Status.CRASHED, None, "died", "", 1.0)
 
     made = entry(body)
@@ -195,9 +201,11 @@ def test_the_full_grid_is_as_asked() -> None:
     assert max(rows * width for rows, width in grid.shapes()) <= 600_000_000
 
 
-def test_every_declared_dtype_of_both_folders_is_an_entry() -> None:
+def test_every_declared_dtype_of_a_folder_with_a_grid_is_an_entry() -> None:
     entries = sweep.entries_of([])
-    assert {each.folder for each in entries} == {"level1_40", "local_layernorm_tokens"}
+    folders = {table.parent.name for root in kbsub.submissions.__path__ for table in Path(root).glob("*/task.toml")}
+    assert {each.folder for each in entries} == folders, "a task without a [[grid]] is in no sweep"
+    assert {each.stem for each in sweep.entries_of(["level1_38/traced"])} == {"traced"}
     pairs = {(each.file, each.precision) for each in entries}
     declared = {(each.file, precision) for each in entries for precision in each.declaration.precision}
     assert len(entries) == len(pairs) and pairs == declared

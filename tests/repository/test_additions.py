@@ -171,6 +171,53 @@ def test_a_task_is_one_folder(tree):
     tree.passes("tests/submissions/test_rules.py", "tests/tasks/test_folders.py", "-k", "local_softmax")
 
 
+NORM_FOLDER = "submissions/local_rows"  # a third row norm: the files of level1_39, by their declared operator
+NORM_PROGRAM = """
+import torch
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return x / torch.norm(x, p=2, dim=1, keepdim=True)
+
+rows, width = 6, 8191
+
+def get_inputs():
+    return [torch.rand(rows, width)]
+
+def get_init_inputs():
+    return []
+"""
+
+
+def test_a_task_with_kernels_is_one_folder(tree):
+    """Its budget and what it can be asked lie in it; gate, launch limits, sweep and the norms' tests find it there."""
+    like = tree.root / "submissions" / "level1_39"
+    for name in ("l2_order", "l2_accurate"):
+        tree.add(f"{NORM_FOLDER}/{name}.py", (like / f"{name}.py").read_text("utf-8"))
+    paragraphs = [f"**`{name}.py`** - once more. Contract: tolerance.\n" for name in ("l2_order", "l2_accurate")]
+    tree.add(f"{NORM_FOLDER}/README.md", "\n".join(["# L2 norm\n", *paragraphs]))
+    tree.add(f"{NORM_FOLDER}/reference.py", NORM_PROGRAM)
+    tree.add(
+        f"{NORM_FOLDER}/task.toml",
+        'title = "rows"\noperator = "l2_norm"\nreference = "reference.py"\n[sizes]\ncheck = {}\nsmall = { rows = 3 }\n'
+        '[[grid]]\ninputs = [["rows", "width"]]\n',
+    )
+    tree.add(
+        f"{NORM_FOLDER}/candidates.toml", f"[l2_order]\n{row('one')}\n[l2_accurate]\n{row('two')}accurate = true\n"
+    )
+    tree.add(f"{NORM_FOLDER}/resources.toml", (like / "resources.toml").read_text("utf-8"))
+    assert {Path(name).parent.as_posix() for name in tree.touched()} == {NORM_FOLDER}
+
+    tree.passes("tests/submissions/test_rules.py", "tests/tasks/test_folders.py", "-k", "local_rows")
+    tree.passes("tests/submissions/test_unit_norms.py", "-k", "local_rows and (refuses or accurate_bound)")
+    tree.passes("tests/host_executor/test_compile_gate.py", "-k", "(local_rows and sm_90) or budgets_name")
+    out = tree.root.parent / "sweep.json"
+    said = tree.kbsub(
+        *("measure", "sweep", "local_rows/l2_order", "--device", "cpu", "--grid", "small", "--out", str(out))
+    )
+    assert "local_rows/l2_order.py fp32: 3 refused, 24 right" in said, said
+
+
 # ---- an operator: one package, and its test ----
 
 OPERATOR = '''"""Softmax over the last dimension, written out in float64."""

@@ -95,6 +95,47 @@ def test_a_baseline_is_asked_on_a_side_stream(reference: torch.nn.Module, monkey
     assert seen == [True] and problem is not None and "on a side stream" in problem
 
 
+# ---- a row alone ----
+
+
+class ByBatch(torch.nn.Module):
+    """x / sum(x), each row's sum taken from its other end where there are several: as an order of sums that depends on
+    how many rows there are. off: what is added to the answer of a row alone."""
+
+    def __init__(self, falls: bool = True, off: float = 0.0) -> None:
+        super().__init__()
+        self.falls, self.off = falls, off
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        total = x.new_zeros(x.shape[0])
+        for column in x.T.flip(0) if self.falls and len(x) > 1 else x.T:
+            total = total + column
+        return x / total[:, None] + (self.off if len(x) == 1 else 0.0)
+
+
+@pytest.mark.parametrize(
+    ("strict", "reference", "model", "says"),
+    [
+        (True, ByBatch(), ByBatch(), "skipped"),
+        (True, ByBatch(), ByBatch(falls=False), "skipped"),
+        (True, ByBatch(), ByBatch(off=0.01), "differs"),  # beyond the tolerance: a fault all the same
+        (True, ByBatch(falls=False), ByBatch(falls=False), None),
+        (True, ByBatch(falls=False), ByBatch(), "not bit-identical"),
+        (False, ByBatch(), ByBatch(), None),
+        (False, ByBatch(), ByBatch(off=0.01), "differs"),
+    ],
+)
+def test_a_row_alone_keeps_its_bits_where_the_references_own_does(strict, reference, model, says) -> None:
+    x = torch.rand(4, 1000, generator=torch.Generator().manual_seed(1))
+    asked = checks.Scene(reference, model, [x], reference(x), model(x), strict=strict)
+    if says == "skipped":
+        with pytest.raises(checks.NotApplicable, match=r"row .* alone has other bits than .* of 4 in the reference"):
+            checks.row_alone(asked)
+        return
+    problem = checks.row_alone(asked)
+    assert problem is None if says is None else problem is not None and says in problem, problem
+
+
 # ---- a candidate in its worker ----
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,16 @@ DTYPES = {precision: dtype_of(precision) for precision in PRECISIONS}
 
 def source_of(stem: str) -> str:
     return (FOLDER / f"{stem}.py").read_text(encoding="utf-8")
+
+
+def cuda_files() -> dict[str, tuple[Path, tuple[str, ...]]]:
+    """By "level1_38/l1_order": (path, declared precisions) of every CUDA file that a task folder declares."""
+    found = {}
+    for folder in sorted(table.parent for table in FOLDER.parent.glob("*/candidates.toml")):
+        for stem, row in sorted(read_declarations(folder).items()):
+            if "\nCUDA_SOURCE =" in (path := folder / f"{stem}.py").read_text("utf-8"):
+                found[f"{folder.name}/{stem}"] = path, row.precision
+    return found
 
 
 def cuda_candidates(promise: str | None = None) -> dict[str, tuple[str, ...]]:

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from kbsub.eval.tasks.bench_file import BenchFile, ChainSpec, ShapeSpec
 from kbsub.eval.tasks.cases import Input, load_task_cases
 from kbsub.eval.tasks.declarations import Declaration, Expect
+from kbsub.eval.tasks.grid import GridShape
 from kbsub.eval.tasks.task_file import Sizes, TaskFile
 from support.paths import ROOT
 
@@ -23,6 +24,7 @@ MODELS: dict[str, type[BaseModel]] = {
     "`[sizes]`, each": Sizes,
     "## candidates.toml": Declaration,
     "`[NAME.expect]`:": Expect,
+    "`[[grid]]`:": GridShape,
     "## bench.toml": BenchFile,
     "`[chain]`:": ChainSpec,
     "`[[shapes]]`:": ShapeSpec,
