@@ -35,7 +35,7 @@ from kbsub.eval.suite.inputs import NotApplicable, first_tensor, lay_out, specia
 from kbsub.eval.suite.models import Entrant, Workshop, entrant, is_modelled, peaks, task_cases
 from kbsub.eval.suite.one_tensor import exact_problem
 from kbsub.eval.suite.questions import Broken, ask, still_usable
-from kbsub.eval.suite.records import NEEDS_GPU, ended_without, no_verdict, oracle_record, stress_record
+from kbsub.eval.suite.records import NEEDS_GPU, NO_TIME, ended_without, no_verdict, oracle_record, stress_record
 from kbsub.eval.tasks.cases import FAIL, NEARER, PASS, REFUSED, SKIPPED, Case, Row, select, suite
 
 Progress = Callable[[dict[str, Any]], None]
@@ -234,7 +234,7 @@ def run_cases(
                 continue
             try:
                 late = time.monotonic() > options.ends_at
-                question = "no time was left" if late else ask(shop, case, options.max_elements)
+                question = NO_TIME if late else ask(shop, case, options.max_elements)
             except Broken as error:
                 for who in pending:
                     emit(who, row_of(case, SKIPPED, f"{REFERENCE_REFUSES}: {error}"), index)

@@ -103,6 +103,7 @@ def _in_table(row: Mapping[str, Any]) -> bool:
     return bool(row.get("in_error_table")) and "oracle" in row
 
 
+NO_TIME = "no time was left"  # the reason of a case that was not begun
 NEEDS_GPU = "needs an NVIDIA GPU"  # the reason of a case that a candidate could not be asked on a CPU begins so
 
 
@@ -130,9 +131,11 @@ def no_verdict(section: str, rows: Sequence[Row]) -> str:
         return f"no case was judged: {len(rows)} skipped{first}"
     skipped = [row for row in rows if row["class"] == SKIPPED]
     skipped = [row for row in skipped if not str(row.get("reason", "")).startswith(EPS_NOT_SET)]
-    unset = [row for row in skipped if str(row.get("reason", "")).startswith(PARAMETERS_NOT_SET)]
-    if unset or len(skipped) > len(judged):
-        reasons = Counter(str(row.get("reason", "no reason given")) for row in unset or skipped)
+    # A file says itself that it needs a GPU for a case: one that says so of the hard ones alone has not passed them.
+    unasked = [row for row in skipped if str(row.get("reason", "")).startswith(NEEDS_GPU)]
+    unasked = unasked or [row for row in skipped if str(row.get("reason", "")).startswith(PARAMETERS_NOT_SET)]
+    if unasked or len(skipped) > len(judged):
+        reasons = Counter(str(row.get("reason", "no reason given")) for row in unasked or skipped)
         (reason, count), *_ = reasons.most_common(1)
         return f"{len(skipped)} of {len(judged) + len(skipped)} cases were not asked, {count} of them: {reason}"
     if section == "oracle" and not oracle_record(rows):

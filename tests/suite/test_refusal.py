@@ -228,6 +228,7 @@ GONE = {"name": OFFICIAL_CASE, "class": SKIPPED, "reason": f"{REFERENCE_REFUSES}
 LARGE = {"name": OFFICIAL_CASE, "class": SKIPPED, "reason": "9 elements: left to a GPU (or --size official)"}
 SKIPPED_FOR_EPS = {"name": "zero/initial/eps0", "class": SKIPPED, "reason": "its eps cannot be set: none is there"}
 UNSET = {"name": "zero/random/eps1e-05", "class": SKIPPED, "reason": "its parameters cannot be set"}
+ASKS = {"name": "one_nan/random/eps1e-05", "class": SKIPPED, "reason": "needs an NVIDIA GPU (no driver)"}
 VERDICTS = [  # rows, what is said of them ("" is a verdict)
     ([ROW], ""),
     ([ROW, {**GONE, "name": "official/initial/eps0"}], ""),
@@ -238,6 +239,8 @@ VERDICTS = [  # rows, what is said of them ("" is a verdict)
     ([], "no case was judged: 0 skipped"),
     ([ROW, SKIPPED_FOR_EPS, SKIPPED_FOR_EPS], ""),
     ([ROW, UNSET, UNSET], "2 of 3 cases were not asked, 2 of them: its parameters cannot be set"),
+    ([ROW, ROW, ASKS], "1 of 3 cases were not asked, 1 of them: needs an NVIDIA GPU (no driver)"),
+    ([ROW, ROW, {**ASKS, "reason": "no time was left"}], ""),  # the gate's answer says so of these
     ([ROW, ROW, ROW, UNSET], "1 of 4 cases were not asked, 1 of them: its parameters cannot be set"),
     ([{**ROW, "class": FAIL}, UNSET, UNSET], ""),
 ]

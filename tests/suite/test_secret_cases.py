@@ -146,3 +146,13 @@ def test_without_parameters_that_can_be_set_a_secret_case_that_sets_none_is_aske
         judged(tmp_path, "oracle", source, OF_LAYER_NORM)
     assert failure.value.status == "NOT_CHECKED" and "its parameters cannot be set" in failure.value.message
     assert set(failure.value.value["secret"]) == {"secret/official/initial/eps1e-05", "secret/normal/initial/eps1e-05"}
+
+
+def test_cases_for_which_a_file_left_no_time_are_not_passed():
+    """It slept until the hard ones could not be begun, and the gate said pass."""
+    rows = [{"name": f"x{at}/initial/eps1e-05", "class": PASS} for at in range(3)]
+    late = {"name": "one_nan/random/eps1e-05", "class": "skipped", "reason": "no time was left"}
+    record = {"passed": 3, "failed": 0, "refused": 0, "skipped": 1, "cases": [*rows, late]}
+    asked = Asked({"precision": "fp32"}, {"status": "OK"}, {})
+    answer, words = KINDS["stress"].answer(KINDS["stress"].record.model_validate(record), asked)
+    assert answer is Answer.UNCERTIFIED and "1 cases were not asked, no time was left" in words

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from kbsub.adapters.refusal import REFERENCE_REFUSES
 from kbsub.eval.results.record import Record
-from kbsub.eval.suite.records import declared_stress, no_verdict, secret_problems, secret_words, unexpected
+from kbsub.eval.suite.records import NO_TIME, declared_stress, no_verdict, secret_problems, secret_words, unexpected
 from kbsub.eval.tasks.cases import FAIL, NEARER, SKIPPED
 from kbsub.eval.verdicts.kind import Answer, Asked, Column, VerdictKind, contradictions, listed
 
@@ -81,6 +81,8 @@ def answer(found: Stress | None, asked: Asked) -> tuple[Answer, str]:
             return Answer.FAIL, f"declared a control, but fails no case: {words}"
         return Answer.PASS, f"fails as a control does ({disagreeing[0]} first): {words}"
     problems = unexpected(ran, declared, accurate=asked.accurate) + secret_problems(rows, secret)
+    if not problems and (late := sum(row.get("reason") == NO_TIME for row in (*rows, *secret))):
+        return Answer.UNCERTIFIED, f"{late} cases were not asked, {NO_TIME}: a larger --timeout asks them ({words})"
     return (Answer.FAIL, f"{listed(problems)} ({words})") if problems else (Answer.PASS, words)
 
 
