@@ -132,7 +132,7 @@ def _replayed_in_worker(scene: Scene, twin: torch.nn.Module, held: list[Any]) ->
     _change_inputs(held)
     if model.match is not None and model.match.keys:  # the same places in the judge's memory, which the graph reads
         _change_parameters(dict(twin.named_parameters()))
-        model.remote.load_state(state_for(model.match, model.remote, twin.state_dict()), bind=True)
+        model.remote.load_state(state_for(model.match, twin.state_dict()), bind=True)
     return model.replay(held), _of_reference(twin, held)
 
 
@@ -222,7 +222,7 @@ def state(scene: Scene) -> str | None:
     model = _instance(scene)
     with reference_asked(NotApplicable):
         twin = copy.deepcopy(scene.reference)
-    _, buffers = forms_of(twin)
+    buffers = [key for key, form in forms_of(twin).items() if not form.trained]
     before = {key: value.clone() for key, value in twin.state_dict().items()}
     _of_reference(twin, scene.inputs)
     after = twin.state_dict()
@@ -234,7 +234,7 @@ def state(scene: Scene) -> str | None:
     if not before:
         raise NotApplicable("the task's model has no state")
     scene.spoiled = True
-    model.remote.load_state(state_for(model.match, model.remote, before))
+    model.remote.load_state(state_for(model.match, before))
     run(model, scene.inputs)
     found = model.remote.state()
     for its, mine in model.match.keys.items():

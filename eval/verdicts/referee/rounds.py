@@ -16,6 +16,7 @@ import torch
 from kbsub.eval.operators.compare.predicate import OFFICIAL_TOLERANCE
 from kbsub.eval.remote.model import CandidateRaised, RemoteModel
 from kbsub.eval.remote.ring import CallBatch, CallRing
+from kbsub.eval.suite.setting import forms_told, match_of, state_for
 from kbsub.eval.verdicts.referee.agree import difference, spread
 from kbsub.eval.verdicts.referee.contents import Contents, Nudge
 
@@ -53,6 +54,7 @@ class Match:
         self.flusher = torch.empty(FLUSH_OF_L2 * l2_bytes, dtype=torch.uint8, device=self.device)
         self._own = self._state()  # the candidate's own, before its first call
         self._mine = _copied(reference)
+        self._matched = match_of(forms_told(model.state_forms), lambda: self._own, reference, self._mine)
 
     # ---- calls ----
 
@@ -132,25 +134,25 @@ class Match:
     def state_problem(self) -> str | None:
         """What the calls made of the candidate's state that they did not make of the reference's, or None."""
         now, mine = self._state(), _copied(self.reference)
-        for key, value in mine.items():
-            held = now.get(key)
-            if held is None or key not in self._own or held.shape != value.shape or held.dtype != value.dtype:
-                continue  # its own names: nothing is known of them
+        for its, key in self._matched.keys.items() if self._matched is not None else ():
+            held, value = now.get(its), mine[key]
+            if held is None or its not in self._own or held.numel() != value.numel() or held.dtype != value.dtype:
+                continue  # nothing is known of it
             if torch.equal(value, self._mine[key]):
-                if not torch.equal(held, self._own[key]):
-                    return f"changed its state {key!r}"
-            elif difference(value, held, self.tolerance):
-                return f"its state {key!r} is not what the calls make of the reference's"
+                if not torch.equal(held, self._own[its]):
+                    return f"changed its state {its!r}"
+            elif difference(value, held.reshape(value.shape), self.tolerance):
+                return f"its state {its!r} is not what the calls make of the reference's"
         return None
 
     def change_parameters(self) -> bool:
-        """Give both sides new parameters; False where the candidate's state has not the reference's forms."""
-        forms = {
-            key: (str(value.dtype).removeprefix("torch."), tuple(value.shape))
-            for key, value in self.reference.state_dict().items()
-        }
-        trained = dict(self.reference.named_parameters())
-        if not trained or forms != self.model.state_forms:
+        """Give both sides new parameters; False where it is not known which of the candidate's are which, or one is
+        of another dtype."""
+        trained, match = dict(self.reference.named_parameters()), self._matched
+        if not trained or match is None:
+            return False
+        dtypes = {key: str(value.dtype).removeprefix("torch.") for key, value in self._mine.items()}
+        if any(self.model.state_forms[its].dtype != dtypes[key] for its, key in match.keys.items()):
             return False
         with torch.no_grad():
             for value in trained.values():
@@ -161,7 +163,7 @@ class Match:
                     # its parts are not, which is where an imprecise one shows.
                     shift = torch.randn(value.shape, device=value.device).mul_(0.1 * size or 1.0).to(value.dtype)
                     value.mul_(factor).add_(shift)
-        self.model.load_state({key: value.detach() for key, value in self.reference.state_dict().items()})
+        self.model.load_state(state_for(match, self.reference.state_dict()))
         self._own, self._mine = self._state(), _copied(self.reference)
         return True
 
