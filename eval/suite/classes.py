@@ -41,10 +41,10 @@ def row_of(case: Case, class_: str, reason: str = "", **more: Any) -> Row:
 
 
 # What `apart` allows a file that promises nothing. Where native's own error is more than an eighth of what the
-# tolerance allows, the distance to native says nothing of a right file: its largest and its root mean square error may then be so
-# many times native's, both in units of the tolerance (a single bad element of native's excuses no others; an element of
-# 1e6 excuses none of 1). Measured with dots of 27 to 8192 products, at scales of 1 and 100, and layer norms of 65536
-# elements with offsets of 1e3 to 1e5, of which native errs so much:
+# tolerance allows, the distance to native says nothing of a right file: its largest and its root mean square error may
+# then be so many times native's, both in units of the tolerance (a single bad element of native's excuses no others; an
+# element of 1e6 excuses none of 1). Measured with dots of 27 to 8192 products, at scales of 1 and 100, and layer norms
+# of 65536 elements with offsets of 1e3 to 1e5, of which native errs so much:
 #   another order of sums: up to 4.5 times the largest, 3.5 the rms; two-pass norms 1.4 and 1.7;
 #   a mean summed one by one 125 and 76, a one-pass variance 1363 and 713: wrong.
 ROUNDING = 8.0

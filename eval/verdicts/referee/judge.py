@@ -270,7 +270,7 @@ class _Run:
         """New parameters, after the state that calls left was looked at."""
         self._state(match)
         if not match.change_parameters():
-            self.notes.append("its parameters were not changed: there are none, or its state has other names")
+            self.notes.append("its parameters were not changed: there are none, or which they are is not known")
 
     def _state(self, match: Match) -> None:
         if problem := match.state_problem():
