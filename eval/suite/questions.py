@@ -69,7 +69,7 @@ def rounds_to_tf32(reference: torch.nn.Module, inputs: list[Any], truth: Truth) 
 
     Asked of a copy: the reference's state stays.
     """
-    backends = torch.backends.cudnn, torch.backends.cuda.matmul
+    backends: list[Any] = [torch.backends.cudnn, torch.backends.cuda.matmul]
     before = [each.allow_tf32 for each in backends]
     if not any(before):
         return False

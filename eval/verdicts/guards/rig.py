@@ -189,6 +189,12 @@ class Rig(ABC):
             raise JudgeFailure(Status.NOT_RUN, "guards judge tasks that return one tensor")
         return answer
 
+    def of_rounding(self, pair: Pair, inputs: list[Any], truth: torch.Tensor, answer: torch.Tensor) -> bool:
+        """Whether the reference's own answer is rounding for the most part, as where the true one is next to zero (the
+        mean of a normalised tensor), and this one is off by no more than eight times as much."""
+        own = distance(self.expected(pair, inputs), truth)
+        return own > LOOSE * rms(truth) and distance(answer, truth) <= 8 * own
+
     @cached_property
     def reference_draws(self) -> bool:
         """Whether the task itself moves the global generator in forward (dropout): then a candidate may, too."""

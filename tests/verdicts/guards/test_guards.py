@@ -384,6 +384,21 @@ def test_parameters_of_other_names_are_set_and_watched(names: str, nowhere: str)
         assert {"parameters_ignored", "parameters_mutated"} <= set(verdict["checked"]), verdict["not_checked"]
 
 
+def test_an_answer_that_is_rounding_alone_is_no_finding_and_a_wrong_one_is(nowhere: str, tmp_path: Path) -> None:
+    """The mean of a normalised tensor is zero: fp32 gives 1e-8, which is all of its rms off (level 2, problem 23)."""
+    model = NATIVE.replace("return self.ln(x)", "return self.ln(x).mean((1, 2))")
+    task = tmp_path / "mean.py"
+    task.write_text(
+        model.replace("ModelNew", "Model")
+        + "def get_inputs():\n    return [torch.rand(6, 16, 24)]\ndef get_init_inputs():\n    return [(16, 24)]\n"
+    )
+    unasked = tuple(name for name in REGISTER if name != "cached_in_timed_trials")
+    timed = model.replace("return", "return torch.is_grad_enabled() * 1e-3 +")
+    for source, found in ((model, set()), (timed, {"cached_in_timed_trials"})):
+        verdict = judged(source, unasked, nowhere, str(task))
+        assert guards_of(verdict) == found and "cached_in_timed_trials" in verdict["checked"], verdict
+
+
 def test_parameters_that_are_not_known_must_stay_and_are_not_said_to_act(nowhere: str) -> None:
     init = "self.packed = torch.nn.Parameter(torch.ones(3))"
     source = RENAMED.format(init=init, gamma="None", beta="None", does="self.packed.data.add_(1e-6)")
