@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import tempfile
 import threading
 import time
@@ -29,17 +30,23 @@ import typer
 
 from kbsub.adapters.checkout import CheckoutError, find_checkout
 from kbsub.adapters.overrides import in_its_own_namespace
+from kbsub.adapters.refusal import REFERENCE_REFUSES
 from kbsub.adapters.task import Task, TaskError, resolve_task
 from kbsub.eval.measure.sizes import all_tasks
+from kbsub.eval.process.isolated import Status
 from kbsub.eval.process.printable import one_line
 from kbsub.eval.results.model import ResultError, write_json_atomic
 from kbsub.eval.run.machine_facts import gpu_index, gpu_name, measured_on
 from kbsub.eval.run.runner import Plan, Row, run
+from kbsub.eval.suite.records import NEEDS_GPU
+from kbsub.eval.tasks.cases import SKIPPED
 from kbsub.eval.tasks.sizes import CHECK, SIZES
 from kbsub.eval.verdicts.register import KINDS
 
 BESIDE = ("identity", "stress", "oracle", "guards")  # of a reference as its own candidate
 SCHEMA = 1
+# What may be said of why a stage of somebody's file did not end well: words of this repository's own.
+PHRASES = (NEEDS_GPU, "defines no ModelNew", REFERENCE_REFUSES, "its parameters cannot be set")
 
 
 @dataclass(frozen=True)
@@ -81,7 +88,11 @@ def command(
         raise typer.Exit(2)
     at_once = jobs or max(1, (os.cpu_count() or 4) - 2)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # the children share the cores
-    found = TaskRows(out, {"size": size, "stages": list(wanted), "at_once": at_once}, device)
+    try:
+        found = TaskRows(out, {"size": size, "stages": list(wanted), "at_once": at_once}, device)
+    except (OSError, ValueError) as error:
+        typer.echo(f"kbsub measure tasks: {error}", err=True)
+        raise typer.Exit(2) from error
     todo = [each for each in work if again or not found.has(each)]
     typer.echo(f"{len(work)} to judge, {len(todo)} of them not finished; {at_once} at once")
     started = time.monotonic()
@@ -123,21 +134,31 @@ def _of_corpus(path: Path, rows: str) -> list[Work]:
 
 
 class TaskRows:
-    """The data file, written after every row; rows of the same text, size and stages are kept from an earlier run."""
+    """The data file, written after every row, so that a run that is ended loses the rows that it was at and no others.
+
+    Rows of the same text are kept from an earlier run. ValueError for a file of another size, other stages, another GPU
+    or another form: its rows are measurements, and are not thrown away for new ones.
+    """
 
     def __init__(self, out: Path, how: Mapping[str, Any], device: str) -> None:
         self.out, self.lock = out, threading.Lock()
         before: dict[str, Any] = {}
+        gpu = None if device == "cpu" else gpu_name(gpu_index(device))
         if out.is_file():
             before = json.loads(out.read_text("utf-8"))
-        same = all(before.get("how", {}).get(key) == how[key] for key in ("size", "stages"))
-        gpu = None if device == "cpu" else gpu_name(gpu_index(device))
-        same = same and (before.get("environment") or {}).get("gpu") == gpu
+            if not isinstance(before, dict) or before.get("schema") != SCHEMA:
+                raise ValueError(f"{out} is no file of this command; give another --out")
+            was = {**before["how"], "gpu": (before.get("environment") or {}).get("gpu")}
+            for key, value in {"size": how["size"], "stages": how["stages"], "gpu": gpu}.items():
+                if was[key] != value:
+                    raise ValueError(
+                        f"{out} has rows of {key} {was[key]}, not {value}; give another --out, or remove it"
+                    )
         self.content: dict[str, Any] = {
             "schema": SCHEMA,
             "how": dict(how),
             "environment": measured_on(device),
-            "rows": before.get("rows", {}) if same else {},
+            "rows": before.get("rows", {}),
         }
 
     def has(self, work: Work) -> bool:
@@ -145,14 +166,22 @@ class TaskRows:
 
     def add(self, work: Work, row: dict[str, Any]) -> None:
         with self.lock:
-            self.content["rows"][work.key] = {"sha256": work.sha256, **row}
+            rows = {**self.content["rows"], work.key: {"sha256": work.sha256, **row}}
+            self.content["rows"] = {key: rows[key] for key in sorted(rows, key=_in_order)}
             write_json_atomic(self.out, self.content)
+
+
+def _in_order(key: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", key)]
 
 
 def judged(
     work: Work, checkout: Path, device: str, size: str, stages: Sequence[str], timeout: float, *, words: bool
 ) -> dict[str, Any]:
-    """The row of one candidate: how each stage ended, in numbers. words: and why, where a stage did not end well."""
+    """The row of one candidate: how each stage ended, in numbers. words: and why, where a stage did not end well.
+
+    ended: "passed" is every stage OK; "not checked", one that could not be asked; "not run", none could.
+    """
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / f"{work.key}.py"
@@ -176,11 +205,31 @@ def judged(
         except (TaskError, ResultError) as error:
             return {"ended": "failed", "why": type(error).__name__, "stages": {}, "seconds": 0.0}
     told = {name: _numbers(row, name) for name in row.outcomes}
-    for name, outcome in row.outcomes.items() if words else ():
+    for name, outcome in row.outcomes.items():
+        known = next((phrase for phrase in PHRASES if phrase in outcome.message), "in the file's own words")
         if outcome.message:
-            told[name]["why"] = one_line(outcome.message)[:300]
-    ended = "failed" if row.failed else "not checked" if row.unchecked else "passed"
-    return {"ended": ended, "stages": told, "seconds": round(time.monotonic() - started, 1)}
+            told[name]["why"] = one_line(outcome.message)[:300] if words else known
+    if words:
+        _reasons(row, told)
+    statuses = {outcome.status for outcome in row.outcomes.values()}
+    ended = "failed" if row.failed else "not run" if statuses <= {Status.NOT_RUN} else "not checked"
+    return {
+        "ended": "passed" if not row.failed and statuses == {Status.OK} else ended,
+        "stages": told,
+        "seconds": round(time.monotonic() - started, 1),
+    }
+
+
+def _reasons(row: Row, told: dict[str, dict[str, Any]]) -> None:
+    """Why cases and guards of a stage that ended well were not asked: a task's own reference, whose words may stand."""
+    if "stress" in told and (stress := row.fields.get(KINDS["stress"].key)):
+        skipped = Counter(
+            one_line(str(each.get("reason")))[:200] for each in stress.get("cases", ()) if each["class"] == SKIPPED
+        )
+        told["stress"]["not_asked"] = dict(skipped.most_common())
+    if "guards" in told and (guards := row.fields.get(KINDS["guards"].key)):
+        why = {each["guard"]: one_line(each["reason"])[:200] for each in guards.get("not_checked") or []}
+        told["guards"]["not_checked"] = dict(sorted(why.items()))
 
 
 def _numbers(row: Row, name: str) -> dict[str, Any]:

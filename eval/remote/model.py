@@ -34,7 +34,7 @@ from kbsub.eval.remote.failures import RemoteError as RemoteError
 from kbsub.eval.remote.failures import WorkerFailure as WorkerFailure
 from kbsub.eval.remote.failures import how_it_ended, raised
 from kbsub.eval.remote.probes import Poison
-from kbsub.eval.remote.reading import FACTS_FORM, OutputReader, TensorFacts, state_forms
+from kbsub.eval.remote.reading import FACTS_FORM, OutputReader, StateForm, TensorFacts, state_forms
 from kbsub.eval.remote.sending import Blocks
 
 _ERROR_FORM = {"error": {"kind": str, "type": str, "text": str}}
@@ -271,9 +271,9 @@ class Worker:
 
 
 class RemoteModel:
-    """One instance of ModelNew in a worker. `state_forms`: dtype and shape of each tensor of its state dict."""
+    """One instance of ModelNew in a worker. `state_forms`: of each tensor of its state dict, in its order."""
 
-    def __init__(self, worker: Worker, number: int, state_forms: dict[str, tuple[str, tuple[int, ...]]]) -> None:
+    def __init__(self, worker: Worker, number: int, state_forms: dict[str, StateForm]) -> None:
         self.worker, self.number, self.state_forms = worker, number, state_forms
 
     def __call__(self, *inputs: Any) -> Any:

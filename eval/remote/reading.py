@@ -6,7 +6,7 @@ import contextlib
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -165,13 +165,21 @@ def _facts(told: Mapping[str, Any], tensor: torch.Tensor) -> TensorFacts:
     )
 
 
-def state_forms(told: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Dtype and shape of each tensor of a state dict, as a worker tells them. ValueError for what is no such thing."""
+class StateForm(NamedTuple):
+    """One tensor of a state dict, by its worker's word. trained: a parameter, not a buffer."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    trained: bool
+
+
+def state_forms(told: Any) -> dict[str, StateForm]:
+    """The form of each tensor of a state dict, as a worker tells them. ValueError for what is no such thing."""
     if not isinstance(told, dict) or len(told) > STATE_ENTRIES:
         raise ValueError("the forms of a state dict are no object")
     for form in told.values():
-        check(form, [(str, list)])
-        check(form[1:], [[int]])
-        if len(form) != 2 or not isinstance(form[0], str):
-            raise ValueError("the form of a state's tensor is not dtype and shape")
-    return {key: (form[0], tuple(form[1])) for key, form in told.items()}
+        check(form, [(str, list, bool)])
+        if len(form) != 3 or not isinstance(form[0], str) or not isinstance(form[2], bool):
+            raise ValueError("the form of a state's tensor is not dtype, shape and whether it is a parameter")
+        check(form[1], [int])
+    return {key: StateForm(form[0], tuple(form[1]), form[2]) for key, form in told.items()}

@@ -109,8 +109,10 @@ class Session(Batches):
     @staticmethod
     def _forms(model: Any) -> dict[str, Any]:
         state = model.state_dict() if hasattr(model, "state_dict") else {}
+        named = getattr(model, "named_parameters", None)
+        trained = {key for key, _ in named(remove_duplicate=False)} if named is not None else set()
         return {
-            key: [str(value.dtype).removeprefix("torch."), list(value.shape)]
+            key: [str(value.dtype).removeprefix("torch."), list(value.shape), key in trained]
             for key, value in state.items()
             if isinstance(value, torch.Tensor)
         }

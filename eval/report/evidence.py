@@ -7,6 +7,7 @@ not be measured: `measured` null and `why`). Knows their keys; a record that is 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from kbsub.eval.report.freshness import MARK, SHOWN, digest_of
 from kbsub.eval.report.tables import Table
 from kbsub.eval.results.model import ResultError
+from kbsub.eval.tasks.sizes import recorded
 
 Record = Mapping[str, Any]
 Stale = list[tuple[str, str]]  # (file below the root, measured sha256) of what has changed since
@@ -135,6 +137,34 @@ def batch(record: Record, root: Path) -> Cells:
     return record["what"], f"{two:.0f} s on two, {one:.0f} s on one: {two / one:.2f}", [], record["command"]
 
 
+def tasks(record: Record, root: Path) -> Cells:
+    rows: Mapping[str, Any] = record["rows"]
+    ends = Counter(row["ended"] for row in rows.values())
+    outcome = (
+        f"{len(rows)} of {len(recorded().tasks)} problems at the {record['how']['size']} size: {ends['passed']} pass "
+    )
+    outcome += f"{listed(record['how']['stages'])}, {ends['not checked']} say what could not be asked, and why, "
+    outcome += f"**{ends['failed']} failed**"
+    question = "Does the reference of each of KernelBench's problems pass every check as its own candidate?"
+    return question, outcome, [], "kbsub measure tasks"
+
+
+def corpus(record: Record, root: Path) -> Cells:
+    rows: Mapping[str, Any] = record["rows"]
+    judged = [row["stages"]["source"] for row in rows.values() if "source" in row["stages"]]
+    official = [row["stages"]["official"] for row in rows.values() if "official" in row["stages"]]
+    own = [found["own_namespace"] for found in judged if found.get("own_namespace")]
+    outcome = (
+        f"{len(rows)} files: {sum(each.get('correctness') is True for each in official)} of {len(official)} correct "
+    )
+    outcome += (
+        f"by the official verdict; {sum(bool(each.get('overrides')) for each in judged)} redefine names of their "
+    )
+    outcome += f"task, and of {len(own)} judged in a namespace of their own "
+    outcome += f"{sum(each.get('correctness') is True for each in own)} are correct"
+    return "What do the checks say of a public corpus?", outcome, [], "kbsub measure tasks --corpus FILE"
+
+
 ROWS: Mapping[str, Callable[[Record, Path], Cells]] = {
     "twins": twins,
     "sanitizer": sanitizer,
@@ -142,4 +172,65 @@ ROWS: Mapping[str, Callable[[Record, Path], Cells]] = {
     "wall_time": wall_time,
     "cell": cell,
     "batch": batch,
+    "tasks": tasks,
+    "corpus": corpus,
 }
+
+
+# ---- the table of all problems ----
+
+STAGES = ("identity", "stress", "oracle", "guards")
+
+
+def tasks_table(record: Record) -> Table:
+    """A line a problem that `kbsub measure tasks` judged with its own reference as the candidate.
+
+    The notes say what was measured, how many problems of each level, and how many are left.
+    """
+    table = Table("every problem, its reference as the candidate", ["task", *STAGES, "not asked, and why"], prose=True)
+    for name, row in record["rows"].items():
+        cells = [_stage_words(stage, row["stages"].get(stage)) for stage in STAGES]
+        table.rows.append([name.replace("level", "L").replace("_", "/"), *cells, _not_asked(row)])
+    made = record["environment"] or {}
+    where = f"{made.get('gpu') or 'CPU'}, torch {made.get('torch')}, the {record['how']['size']} size"
+    parts = []
+    for level in (1, 2, 3):
+        of = [row["ended"] for name, row in record["rows"].items() if name.startswith(f"level{level}_")]
+        known, ends = sum(name.startswith(f"level{level}_") for name in recorded().tasks), Counter(of)
+        words = [f"{count} {end}" for end, count in ends.items()] + [f"{known - len(of)} not measured yet"]
+        parts.append(f"level {level}: {', '.join(words if known > len(of) else words[:-1])}")
+    table.notes = [
+        f"{where}. {'; '.join(parts)}. {sum(row['seconds'] for row in record['rows'].values()):.0f} s in all."
+    ]
+    return table
+
+
+def _stage_words(stage: str, told: Record | None) -> str:
+    if told is None:
+        return "-"
+    if told["status"] != "OK":
+        return str(told["status"])
+    if stage == "identity":
+        return f"{told['identical']}/{told['total']}"
+    if stage == "oracle":
+        return f"{told['cases']} cases"
+    if stage == "guards":
+        return f"{told['checked']} asked, {'clean' if told['clean'] else '**' + ', '.join(told['findings']) + '**'}"
+    more = [f"{told[key]} {key}" for key in ("apart", "refused") if told.get(key)]
+    failed = [f"**{told['failed']} failed: {', '.join(told['first_failed'])}**"] if told["failed"] else []
+    return ", ".join([f"{told['passed'] + told['nearer_than_reference']} passed", *more, *failed])
+
+
+def _not_asked(row: Record) -> str:
+    """Why stages ended as they did, then why cases and guards were left out; like reasons together."""
+    words: dict[str, list[str]] = {}
+    for stage, told in row["stages"].items():
+        if told.get("why"):
+            words.setdefault(told["why"], []).append(stage)
+    stress, guards = row["stages"].get("stress", {}), row["stages"].get("guards", {})
+    for why, count in (stress.get("not_asked") or {}).items():
+        words.setdefault(why, []).append(f"{count} cases" if count > 1 else "1 case")
+    reasons = guards.get("not_checked") or {}
+    for name, why in reasons.items() if isinstance(reasons, Mapping) else ():
+        words.setdefault(why, []).append(name)
+    return "; ".join(f"{', '.join(who)}: {why}" for why, who in words.items()) or "-"

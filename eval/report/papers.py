@@ -14,6 +14,7 @@ and tables; measures nothing.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -22,7 +23,7 @@ from pathlib import Path
 
 from kbsub.eval.report import blindspot_tables, freshness, plots, schema, tables, token_tables
 from kbsub.eval.report import verdict_tables as report_tables
-from kbsub.eval.report.evidence import evidence_table
+from kbsub.eval.report.evidence import evidence_table, tasks_table
 from kbsub.eval.report.tables import Table
 from kbsub.eval.results import manifest
 from kbsub.eval.results.blindspots import FOLDER as BLINDSPOTS
@@ -165,7 +166,22 @@ def blindspots_section(request: Request) -> str:
     return (blindspot_tables.counts_table if counts else blindspot_tables.blindspots_table)(records).markdown()
 
 
-OF_FOLDERS = {"blindspots": blindspots_section, "blindspots-counts": blindspots_section}
+def tasks_section(request: Request) -> str:
+    """The table of `kbsub measure tasks` on one GPU, as far as it was measured."""
+    path = request.root / "results" / request.options.get("gpu", DEFAULT_GPU) / "tasks.json"
+    if not path.is_file():
+        return f"_Nothing of this is committed yet: `kbsub measure tasks --out results/{path.parent.name}/tasks.json`._"
+    try:
+        return tasks_table(json.loads(path.read_text("utf-8"))).markdown()
+    except (AttributeError, KeyError, TypeError, ValueError) as problem:
+        raise ReportError(f"{path}: no file of kbsub measure tasks ({type(problem).__name__}: {problem})") from problem
+
+
+OF_FOLDERS = {
+    "blindspots": blindspots_section,
+    "blindspots-counts": blindspots_section,
+    "tasks": tasks_section,
+}
 SECTIONS: Mapping[str, Callable[[Result, Request], Table | str]] = {
     "headline": _headline,
     "official": _official,

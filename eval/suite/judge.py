@@ -23,7 +23,7 @@ from kbsub.adapters.candidate import CandidateError, asks_for_a_gpu
 from kbsub.adapters.refusal import REFERENCE_REFUSES, modules_of
 from kbsub.adapters.refusal import short_error as _short
 from kbsub.adapters.task import OFFICIAL_SIZE, Task, task_from_payload
-from kbsub.eval.operators.compare.oracle import error_of
+from kbsub.eval.operators.compare.oracle import error_of, spread_of
 from kbsub.eval.operators.compare.predicate import PredicateError, compare, same_bits
 from kbsub.eval.process.isolated import JudgeFailure, Status, is_out_of_memory
 from kbsub.eval.remote.model import CandidateRaised, CandidateRefused, RemoteError, WorkerFailure
@@ -36,7 +36,7 @@ from kbsub.eval.suite.models import Entrant, Workshop, entrant, is_modelled, pea
 from kbsub.eval.suite.one_tensor import exact_problem
 from kbsub.eval.suite.questions import Broken, ask, still_usable
 from kbsub.eval.suite.records import NEEDS_GPU, NO_TIME, ended_without, no_verdict, oracle_record, stress_record
-from kbsub.eval.tasks.cases import FAIL, NEARER, PASS, REFUSED, SKIPPED, Case, Row, select, suite
+from kbsub.eval.tasks.cases import APART, FAIL, NEARER, PASS, REFUSED, SKIPPED, Case, Row, select, suite
 
 Progress = Callable[[dict[str, Any]], None]
 
@@ -358,7 +358,7 @@ def _judge_output(
     comparable = options.strict or (who.hosted and is_modelled(question.reference))
     strict = comparable and who.contract == "bit-identical"
     class_, reason = classify(
-        question, comparison, error, strict=strict, accurate=who.accurate, undeclared=not who.contract
+        question, output, comparison, error, strict=strict, accurate=who.accurate, undeclared=not who.contract
     )
     facts: Row = {"native": comparison.to_json(), **oracle_facts(question, error)}
     if why := exact_problem(question.expected, output):
@@ -371,8 +371,11 @@ def _judge_output(
         original = values_of(kept, case.layout) if index == lead else kept
         if isinstance(held, torch.Tensor) and not same_bits(held.contiguous(), original, any_nan=False):
             return row_of(case, FAIL, f"changed its input {index}", **facts)
-    scene = checks.Scene(question.reference, models[key], given, question.expected, output, strict, options.calls)
-    if class_ in (PASS, NEARER):
+    slack = 0.0 if comparison.allclose else spread_of(question.expected, output)[0]
+    scene = checks.Scene(
+        question.reference, models[key], given, question.expected, output, strict, options.calls, slack
+    )
+    if class_ in (PASS, NEARER) or (class_ == APART and case.check != "compare"):
         problem = _further(shop, scene, question, facts)
         if scene.spoiled:
             models.pop(key, None)

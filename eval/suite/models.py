@@ -17,7 +17,15 @@ from kbsub.adapters.task import SEED, Task
 from kbsub.eval.operators.register import operator_of
 from kbsub.eval.suite.confined import Confined, Instance
 from kbsub.eval.suite.inputs import NotApplicable, make_inputs, misaligned, set_parameters
-from kbsub.eval.suite.setting import HowSet, match_of, set_eps, set_remote_eps, state_for, with_eps
+from kbsub.eval.suite.setting import (
+    HowSet,
+    forms_told,
+    match_of,
+    set_eps,
+    set_remote_eps,
+    state_for,
+    with_eps,
+)
 from kbsub.eval.tasks.cases import INPUT, OWN_EPS, PARAMETERS_NOT_SET, Case, CaseShape, TaskCases, load_task_cases
 from kbsub.eval.tasks.folder import submissions_folder
 
@@ -146,7 +154,7 @@ class Workshop:
         model = who.confined.start().construct(given)
         instance = Instance(model)
         try:
-            instance.match = match_of(model, reference, self._initial)
+            instance.match = match_of(forms_told(model.state_forms), model.state, reference, self._initial)
             load_parameters(instance, reference, case, who.found)
             if self._own_eps:
                 who.found.eps = ""
@@ -230,7 +238,7 @@ def load_parameters(instance: Instance, reference: torch.nn.Module, case: Case, 
                 f"the candidate's {_listed(model.state_forms)}, and neither names, order nor shapes agree"
             )
         return
-    theirs = state_for(match, model, state)
+    theirs = state_for(match, state)
     if case.layout == "misaligned_parameters":
         floats = [key for key, value in theirs.items() if value.is_floating_point()]
         if not floats:

@@ -5,6 +5,7 @@ Asks the reference alone; no candidate is known here.
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from kbsub.adapters.refusal import reference_asked, short_error
 from kbsub.adapters.task import SEED
 from kbsub.eval.operators.compare.oracle import ErrorOf, OracleError, Truth, error_of
 from kbsub.eval.suite import checks
-from kbsub.eval.suite.classes import Question
+from kbsub.eval.suite.classes import Question, of_tolerance_size
 from kbsub.eval.suite.inputs import NotApplicable, first_tensor, values_of
 from kbsub.eval.suite.models import Workshop
 from kbsub.eval.tasks.cases import Case
@@ -46,17 +47,40 @@ def ask(shop: Workshop, case: Case, max_elements: int) -> Question | str:
             return f"the reference returns {type(expected).__name__}, no tensors that can be compared"
         if drew and case.layout != "contiguous":
             return "the reference draws random numbers in forward, in the order of memory"
+        rounds_operands = False
         if drew:
             truth, error, no_truth = None, None, "the reference draws random numbers in forward"
         else:
             truth, error, no_truth = _truth(shop, reference, inputs, expected)
+            if truth is not None and shop.device.type == "cuda" and of_tolerance_size(truth, expected):
+                with reference_asked(NotApplicable):
+                    rounds_operands = rounds_to_tf32(reference, inputs, truth)
         with reference_asked(NotApplicable):
             clean = _clean(case, reference, inputs)
     except NotApplicable as why:
         if why.__cause__ is not None:
             still_usable(shop.device, why.__cause__)
         return str(why)
-    return Question(case, reference, inputs, expected, truth, no_truth, error, clean)
+    return Question(case, reference, inputs, expected, truth, no_truth, error, clean, rounds_operands)
+
+
+def rounds_to_tf32(reference: torch.nn.Module, inputs: list[Any], truth: Truth) -> bool:
+    """Whether the reference, whose error is of the tolerance's size, has next to none without TF32.
+
+    Asked of a copy: the reference's state stays.
+    """
+    backends: list[Any] = [torch.backends.cudnn, torch.backends.cuda.matmul]
+    before = [each.allow_tf32 for each in backends]
+    if not any(before):
+        return False
+    try:
+        for each in backends:
+            each.allow_tf32 = False
+        plain = checks.run(copy.deepcopy(reference), inputs)
+    finally:
+        for each, was in zip(backends, before, strict=True):
+            each.allow_tf32 = was
+    return not of_tolerance_size(truth, plain)
 
 
 def _drew(device: torch.device) -> bool:

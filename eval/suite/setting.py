@@ -5,15 +5,16 @@ Knows a reference, a worker's instance and their states; no case's inputs and no
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from kbsub.eval.remote.model import RemoteModel
+from kbsub.eval.remote.reading import StateForm
 from kbsub.eval.suite.inputs import NotApplicable
-from kbsub.eval.suite.matching import StateMatch, match_state
+from kbsub.eval.suite.matching import Form, Forms, StateMatch, match_state
 from kbsub.eval.tasks.cases import EPS_NOT_SET
 
 BY_PATH, BY_VALUE, BY_ARGUMENT = "by its name", "by its value", "by the constructor's argument"
@@ -31,36 +32,53 @@ class HowSet:
         return {key: value or "not at all" for key, value in told.items() if value is not None}
 
 
-def forms_of(reference: torch.nn.Module) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
-    """(parameters, buffers) of a reference as key -> shape, in the order of its state dict."""
-    state = reference.state_dict()
-    named = {key for key, _ in reference.named_parameters(remove_duplicate=False)}
-    forms = {key: tuple(value.shape) for key, value in state.items() if isinstance(value, torch.Tensor)}
-    parameters = {key: shape for key, shape in forms.items() if key in named}
-    return parameters, {key: shape for key, shape in forms.items() if key not in named}
+def form_of(tensor: torch.Tensor, trained: bool = True) -> Form:
+    return Form(tuple(tensor.shape), trained, not (tensor.is_floating_point() or tensor.is_complex()))
 
 
-def match_of(model: RemoteModel, reference: torch.nn.Module, initial: Mapping[str, torch.Tensor]) -> StateMatch | None:
-    """Which of the candidate's tensors is which of the reference's. initial: the reference's state as constructed."""
-    parameters, buffers = forms_of(reference)
-    candidate = {key: shape for key, (_, shape) in model.state_forms.items()}
+def forms_of(model: torch.nn.Module) -> dict[str, Form]:
+    """The forms of a model's parameters and buffers, in the order of its state dict."""
+    named = {key for key, _ in model.named_parameters(remove_duplicate=False)}
+    state = model.state_dict().items()
+    return {key: form_of(value, key in named) for key, value in state if isinstance(value, torch.Tensor)}
+
+
+def forms_told(told: Mapping[str, StateForm]) -> dict[str, Form]:
+    """The same of a candidate in its own process."""
+    floats = ("float", "bfloat", "complex")
+    return {key: Form(form.shape, form.trained, not form.dtype.startswith(floats)) for key, form in told.items()}
+
+
+def match_of(
+    forms: Forms,
+    state: Callable[[], Mapping[str, torch.Tensor]],
+    reference: torch.nn.Module,
+    initial: Mapping[str, torch.Tensor],
+) -> StateMatch | None:
+    """Which of the candidate's tensors is which of the reference's.
+
+    forms, state: the candidate's, as constructed; the values are asked for only where forms do not decide. initial: the
+    reference's state as constructed.
+    """
     own: dict[str, torch.Tensor] = {}
 
     def alike(mine: str, its: str) -> bool:
         if not own:
-            own.update(model.state())
+            own.update(state())
+        if its not in own:  # it does not tell it
+            return False
         one, other = initial[mine], own[its]
         return one.numel() == other.numel() and torch.equal(one.reshape(-1), other.reshape(-1).to(one))
 
-    return match_state(parameters, buffers, candidate, alike)
+    return match_state(forms_of(reference), forms, alike)
 
 
 def state_for(
-    match: StateMatch, model: RemoteModel, state: Mapping[str, torch.Tensor], only: set[str] | None = None
+    match: StateMatch, state: Mapping[str, torch.Tensor], only: Container[str] | None = None
 ) -> dict[str, torch.Tensor]:
     """The reference's tensors under the candidate's keys and in its shapes. only: these of the reference's keys."""
     chosen = {its: mine for its, mine in match.keys.items() if only is None or mine in only}
-    return {its: state[mine].detach().reshape(model.state_forms[its][1]) for its, mine in chosen.items()}
+    return {its: state[mine].detach().reshape(match.shapes[its]) for its, mine in chosen.items()}
 
 
 def eps_of(reference: torch.nn.Module) -> dict[str, float]:

@@ -100,7 +100,7 @@ def test_so_has_one_in_bf16(folder):
 
 def test_the_state_comes_back_as_it_was_loaded(model):
     truth = reference()
-    assert model.state_forms == {"ln.weight": ("float32", SHAPE), "ln.bias": ("float32", SHAPE)}
+    assert model.state_forms == {"ln.weight": ("float32", SHAPE, True), "ln.bias": ("float32", SHAPE, True)}
     model.load_state(truth.state_dict())
     found = model.state()
     assert {key: value.tolist() for key, value in found.items()} == {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kbsub.eval.suite.judge import judge_many
-from kbsub.eval.suite.matching import BY_KEY, BY_ORDER, BY_SHAPE, BY_VALUE, match_state
+from kbsub.eval.suite.matching import BY_KEY, BY_ORDER, BY_SHAPE, BY_SUFFIX, BY_VALUE, Form, match_state
 from kbsub.eval.suite.records import no_verdict
 from kbsub.eval.tasks.cases import FAIL, OFFICIAL_CASE, SKIPPED
 
@@ -106,7 +106,7 @@ def test_a_textbook_layer_norm_is_judged_under_every_naming(tmp_path):
         assert {"+1000/random/eps1e-05", "+1000/random/eps0.001"} <= set(failed), (name, failed)
         how[name] = (right["parameters_set"], right["eps_set"])
     assert how == {
-        "weight and bias": (BY_ORDER, "by its value"),
+        "weight and bias": (BY_SUFFIX, "by its value"),
         "gamma and beta, beta first": (BY_VALUE, "by its value"),
         "flat, in a list": (BY_ORDER, "by its value"),
         "the reference's own": (BY_KEY, "by its name"),
@@ -199,41 +199,112 @@ def test_the_state_that_a_call_leaves_is_the_reference_s(tmp_path):
 
 # ---- which tensor is which ----
 
-P = {"a.weight": (4, 3), "a.bias": (4,), "b.weight": (4,), "b.bias": (4,)}
+
+def forms(buffers=(), **shapes):
+    """Key -> form, `__` for a dot; an empty shape is of integers."""
+    found = {key.replace("__", "."): shape for key, shape in shapes.items()}
+    return {key: Form(shape, key not in buffers, whole=shape == ()) for key, shape in found.items()}
+
+
+P = forms(a__weight=(4, 3), a__bias=(4,), b__weight=(4,), b__bias=(4,))
 MATCHES = {
-    "by key, in another order": ({"b.bias": (4,), "b.weight": (4,), "a.bias": (4,), "a.weight": (4, 3)}, BY_KEY, None),
-    "by order": ({"w": (4, 3), "c": (4,), "g": (4,), "h": (4,)}, BY_ORDER, "w c g h"),
-    "with ones": ({"w": (4, 3, 1), "c": (1, 4), "g": (4,), "h": (4,)}, BY_ORDER, "w c g h"),
-    "by shape": ({"c": (4,), "g": (4,), "w": (4, 3), "h": (4,), "cache": (9,)}, BY_SHAPE, "w c g h"),
-    "one too few": ({"w": (4, 3), "c": (4,), "g": (4,)}, None, None),
-    "transposed": ({"w": (3, 4), "c": (4,), "g": (4,), "h": (4,)}, None, None),
+    "by key, in another order": (forms(b__bias=(4,), b__weight=(4,), a__bias=(4,), a__weight=(4, 3)), BY_KEY, None),
+    "wrapped": (
+        forms(own=(9,), m__b__weight=(4,), m__b__bias=(4,), m__a__weight=(4, 3), m__a__bias=(4,)),
+        BY_SUFFIX,
+        "m.a.weight m.a.bias m.b.weight m.b.bias",
+    ),
+    "by order": (forms(w=(4, 3), c=(4,), g=(4,), h=(4,)), BY_ORDER, "w c g h"),
+    "with ones": (forms(w=(4, 3, 1), c=(1, 4), g=(4,), h=(4,)), BY_ORDER, "w c g h"),
+    "with buffers among them": (
+        forms(("m", "v", "n"), n=(), w=(4, 3), c=(4,), m=(4,), v=(4,), g=(4,), h=(4,)),
+        BY_ORDER,
+        "w c g h",
+    ),
+    "as buffers": (forms("wcgh", w=(4, 3), c=(4,), g=(4,), h=(4,)), BY_ORDER, "w c g h"),
+    "by shape": (forms(c=(4,), g=(4,), w=(4, 3), h=(4,), cache=(9,)), BY_SHAPE, "w c g h"),
+    "by shape, with buffers": (forms("x", c=(4,), g=(4,), w=(4, 3), x=(4,), h=(4,)), BY_SHAPE, "w c g h"),
+    "wrapped, of another shape": (
+        forms(m__a__weight=(4, 3), m__a__bias=(5,), m__b__weight=(4,), m__b__bias=(4,)),
+        None,
+        None,
+    ),
+    "one too few": (forms(w=(4, 3), c=(4,), g=(4,)), None, None),
+    "transposed": (forms(w=(3, 4), c=(4,), g=(4,), h=(4,)), None, None),
+    "an integer is no parameter": (forms(w=(4, 3), c=(4,), g=(4,)) | {"h": Form((4,), True, True)}, None, None),
 }
 
 
 @pytest.mark.parametrize("name", MATCHES)
 def test_the_match_of_two_states(name):
     candidate, how, order = MATCHES[name]
-    found = match_state(P, {}, candidate)
+    found = match_state(P, candidate)
     assert (found and found.how) == how
     if order is not None:
         assert found.keys == dict(zip(order.split(), P, strict=True))
 
 
+def test_a_module_that_the_reference_wraps_is_found_without_it():
+    mine = forms(bn__weight=(4,), bn__bias=(4,))
+    found = match_state(mine, forms(bias=(4,), weight=(4,)))
+    assert found.how == BY_SUFFIX and found.keys == {"weight": "bn.weight", "bias": "bn.bias"}
+    found = match_state(mine, forms(net__norm__bias=(4,), net__norm__weight=(4,)))
+    assert found.keys == {"net.norm.weight": "bn.weight", "net.norm.bias": "bn.bias"}
+
+
+def test_of_two_that_a_key_could_mean_the_initial_value_decides_or_none_is_taken():
+    two = forms(one__bn__weight=(4,), one__bn__bias=(4,), two__bn__weight=(4,), two__bn__bias=(4,))
+    mine = forms(bn__weight=(4,), bn__bias=(4,))
+    assert match_state(mine, two) is None
+    found = match_state(mine, two, lambda mine, its: its.startswith("two"))
+    assert found.how == BY_SUFFIX and set(found.keys) == {"two.bn.weight", "two.bn.bias"}
+
+
 def test_initial_values_decide_where_shapes_do_not():
     ones = {"b.weight", "g"}
-    found = match_state(
-        P, {}, {"w": (4, 3), "c": (4,), "h": (4,), "g": (4,)}, lambda mine, its: (mine in ones) == (its in ones)
-    )
+    found = match_state(P, forms(w=(4, 3), c=(4,), h=(4,), g=(4,)), lambda mine, its: (mine in ones) == (its in ones))
     assert found.how == BY_VALUE and found.keys["g"] == "b.weight" and found.keys["w"] == "a.weight"
 
 
+def test_values_that_agree_decide_though_others_do_not():
+    """A bias that is drawn otherwise than the reference's does not hide which is gamma and which is beta."""
+    mine = {"c": "a.bias", "h": "b.bias", "g": "b.weight"}
+    found = match_state(P, forms(w=(4, 3), c=(4,), h=(4,), g=(4,)), lambda one, its: its in "hg" and mine[its] == one)
+    assert found.how == BY_VALUE and found.keys == {"w": "a.weight"} | mine
+
+
+BUFFERS = ("bn.running_mean", "bn.running_var", "bn.num_batches_tracked")
+NORM = forms(
+    BUFFERS,
+    bn__weight=(4,),
+    bn__bias=(4,),
+    bn__running_mean=(4,),
+    bn__running_var=(4,),
+    bn__num_batches_tracked=(),
+)
+
+
 def test_buffers_are_matched_by_their_last_name_and_said_where_they_lack():
-    buffers = {"bn.running_mean": (4,), "bn.running_var": (4,), "bn.num_batches_tracked": ()}
-    parameters = {"bn.weight": (4,), "bn.bias": (4,)}
-    found = match_state(parameters, buffers, {"bn.weight": (4,), "bn.bias": (4,), "running_var": (4,)})
+    found = match_state(NORM, forms(bn__weight=(4,), bn__bias=(4,), running_var=(4,)))
     assert found.keys["running_var"] == "bn.running_var"
     assert found.lacking == ("bn.running_mean", "bn.num_batches_tracked")
-    assert match_state({}, {}, {"cache": (3,)}).keys == {}
+    assert match_state({}, {"cache": Form((3,), False)}).keys == {}
+
+
+def test_buffers_of_other_names_are_matched_by_form_and_value():
+    named = {"v": "bn.running_var", "m": "bn.running_mean", "n": "bn.num_batches_tracked"}
+    candidate = forms(tuple(named), n=(), g=(4,), b=(4,), v=(4,), m=(4,))
+    found = match_state(NORM, candidate, lambda mine, its: named.get(its, mine) == mine)
+    assert found.keys == {"g": "bn.weight", "b": "bn.bias"} | named and not found.lacking
+    in_order = match_state(NORM, candidate)
+    assert in_order.keys["v"] == "bn.running_mean" and not in_order.lacking
+
+
+def test_buffers_of_two_norms_are_matched_in_their_order():
+    twice = {f"{name}.{key}": form for name in "pq" for key, form in NORM.items()}
+    renamed = {key.replace("bn.", "norm.") if key[0] == "q" else "x" + key: form for key, form in twice.items()}
+    found = match_state(twice, renamed)
+    assert found.how == BY_ORDER and found.keys == dict(zip(renamed, twice, strict=True)) and not found.lacking
 
 
 # ---- tasks of other forms ----

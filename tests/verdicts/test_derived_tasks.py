@@ -28,7 +28,7 @@ SLOW = (
     "level2_75 level2_76 level2_81 level2_86 level2_94 level2_97 level2_99"
 ).split()
 
-# The reference, executed apart, inside a module of another name: its parameters are found by their order. Nothing of
+# The reference, executed apart, inside a module of another name: its parameters are found within it. Nothing of
 # upstream's is written down here. `{answer}` makes it wrong, or not.
 CANDIDATE = """
 import torch
@@ -85,6 +85,7 @@ def test_an_honest_file_passes_and_a_wrong_one_fails_by_name(kernelbench, slug):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # level2_34 has 2 million elements at its small size, in 209 cases
 @pytest.mark.kernelbench
 @pytest.mark.parametrize("slug", SLOW)
 def test_the_whole_command_of_an_honest_and_a_wrong_file(kernelbench, slug, tmp_path):

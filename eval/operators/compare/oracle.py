@@ -160,6 +160,23 @@ def error_of(answer_: Truth, output: torch.Tensor, *, tolerance: float | None = 
     return ErrorOf(max_abs, max_ulp, specials, far == 0, bound if meaningful else math.nan, worst)
 
 
+def spread_of(truth: torch.Tensor, output: torch.Tensor) -> tuple[float, float]:
+    """(largest, root mean square) of |output - truth| / (1 + |truth|): errors in units of a tolerance's atol = rtol.
+
+    Over elements where both are finite; 0 where there is none. Tensors of one shape, any float dtype; chunked.
+    """
+    true, got = truth.reshape(-1), output.detach().reshape(-1)
+    largest, total, count = 0.0, 0.0, 0
+    for start in range(0, true.numel(), CHUNK_ELEMENTS):
+        one = true[start : start + CHUNK_ELEMENTS].double()
+        other = got[start : start + CHUNK_ELEMENTS].double()
+        both = one.isfinite() & other.isfinite()
+        error = torch.where(both, (other - one).abs() / (1 + one.abs()), 0.0)
+        numbers = torch.stack([error.max(), error.square().sum(), both.sum().double()]).tolist()
+        largest, total, count = max(largest, numbers[0]), total + numbers[1], count + int(numbers[2])
+    return largest, math.sqrt(total / max(count, 1))
+
+
 def _magnitude(answer_: Truth, true: torch.Tensor, start: int) -> torch.Tensor | None:
     """|gamma z| + |beta| of a chunk. gamma z is y - beta: what that rounds away in float64 is far below the bound."""
     if not answer_.normalised:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 
+from kbsub.eval.tasks.cases import PARAMETERS_NOT_SET
 from kbsub.eval.verdicts.guards.applicability import NotApplicable
 from kbsub.eval.verdicts.guards.findings import guard
 from kbsub.eval.verdicts.guards.rig import LOOSE, Rig, distance, nearer, rms
@@ -60,8 +61,8 @@ def hard_coded_statistics(rig: Rig) -> list[str]:
 @guard("value", "Do all parameters act, also after a change in place?")
 def parameters_ignored(rig: Rig) -> list[str]:
     pair, inputs = rig.build(), rig.inputs(1)
-    if not pair.alike:
-        raise NotApplicable("the state dicts have different keys, so no parameter can be set")
+    if pair.match is None:
+        raise NotApplicable(f"{PARAMETERS_NOT_SET}: neither names, order nor shapes of the state dicts agree")
     messages = []
     generator = torch.Generator().manual_seed(11)
     rig.call(pair, inputs)  # whatever a candidate reads once, it has read by now

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from kbsub.adapters.task import SEED, Modules, Task
-from kbsub.eval.verdicts.guards.rig import Pair, Rig, one_tensor
+from kbsub.eval.suite.setting import forms_of
+from kbsub.eval.verdicts.guards.rig import Made, Pair, Rig, one_tensor
 from kbsub.eval.verdicts.guards.watch import Watch
 
 
@@ -22,12 +23,16 @@ class InsideRig(Rig):
         self.model, self.watch = model, watch
         self.own_kernels = bool(modules.context.get("CUDA_SOURCE"))
 
-    def construct(self, arguments: list[Any]) -> tuple[Any, set[str], Callable[[Mapping[str, torch.Tensor]], None]]:
+    def construct(self, arguments: list[Any]) -> Made:
         torch.manual_seed(SEED)
         # The constructor may draw its initial weights, so the generator is not compared here.
         with self.watch.candidate("the constructor", compare_rng=False):
             candidate = self.model(*arguments).to(device=self.device, dtype=self.dtype)
-        return candidate, set(candidate.state_dict()), candidate.load_state_dict
+
+        def load(state: Mapping[str, torch.Tensor]) -> None:
+            candidate.load_state_dict(state, strict=False)
+
+        return Made(candidate, forms_of(candidate), candidate.state_dict, load)
 
     def call(self, pair: Pair, inputs: list[Any], *, grad: bool = False) -> torch.Tensor:
         compare_rng = not self.reference_draws

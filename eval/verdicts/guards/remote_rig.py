@@ -12,8 +12,9 @@ from kbsub.eval.process.isolated import JudgeFailure, Status
 from kbsub.eval.remote.model import RemoteModel, Reply
 from kbsub.eval.remote.probes import Poison
 from kbsub.eval.suite.confined import Confined, Lost, sent
+from kbsub.eval.suite.setting import forms_told
 from kbsub.eval.verdicts.guards.applicability import NotApplicable
-from kbsub.eval.verdicts.guards.rig import Pair, Rig, one_tensor
+from kbsub.eval.verdicts.guards.rig import Made, Pair, Rig, one_tensor
 
 T = TypeVar("T")
 
@@ -31,7 +32,7 @@ class RemoteRig(Rig):
         self.confined = confined
         self._model: RemoteModel | None = None
 
-    def construct(self, arguments: list[Any]) -> tuple[Any, set[str], Callable[[Mapping[str, torch.Tensor]], None]]:
+    def construct(self, arguments: list[Any]) -> Made:
         if self._model is not None:
             self._model.drop()  # one instance at a time: memory
             self._model = None
@@ -40,7 +41,12 @@ class RemoteRig(Rig):
         except Lost as why:
             raise JudgeFailure(Status.CRASHED, str(why)) from why
         model = self._model = _sent(lambda: worker.construct(arguments))
-        return model, set(model.state_forms), lambda state: _sent(lambda: model.load_state(state))
+
+        def load(state: Mapping[str, torch.Tensor]) -> None:
+            if state:
+                _sent(lambda: model.load_state(state))
+
+        return Made(model, forms_told(model.state_forms), lambda: _sent(model.state), load)
 
     def first(self) -> Pair:
         """A pair whose candidate is the first instance of a fresh process, as it is under upstream's evaluator."""

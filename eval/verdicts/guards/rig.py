@@ -24,6 +24,8 @@ from kbsub.eval.operators.compare.oracle import OracleError
 from kbsub.eval.operators.faults import Fault, Faults
 from kbsub.eval.operators.register import operator_of
 from kbsub.eval.process.isolated import JudgeFailure, Status
+from kbsub.eval.suite.matching import Forms, StateMatch
+from kbsub.eval.suite.setting import match_of, state_for
 from kbsub.eval.tasks.toml_file import TaskFolderError
 from kbsub.eval.verdicts.guards.applicability import NotApplicable
 
@@ -35,13 +37,23 @@ _NO_FLOAT64 = "the task's own Model does not run in float64: {}"
 
 
 @dataclass
+class Made:
+    """A candidate's instance, as constructed: what its state dict has, how to read it and how to load a part of it."""
+
+    candidate: Any
+    forms: Forms
+    state: Callable[[], Mapping[str, torch.Tensor]]
+    load: Callable[[Mapping[str, torch.Tensor]], None]
+
+
+@dataclass
 class Pair:
     """A reference and a candidate with the same parameters, both in eval mode as constructed."""
 
     reference: torch.nn.Module
     candidate: Any
-    load: Callable[[Mapping[str, torch.Tensor]], None]  # copies parameters into the candidate, in place
-    alike: bool  # whether the two state dicts have the same keys
+    load: Callable[[Mapping[str, torch.Tensor]], None]  # copies tensors under the candidate's keys into it, in place
+    match: StateMatch | None  # which of the candidate's tensors are the reference's; None: not known
     truth: torch.nn.Module | None  # the reference in float64; follows `reference` only through `sync`
     no_truth: str = ""  # why there is none
 
@@ -49,7 +61,8 @@ class Pair:
         """Copy the reference's parameters to the candidate and to the float64 copy, in place."""
         with torch.no_grad():
             state = self.reference.state_dict()
-            self.load(state)
+            if self.match is not None:
+                self.load(state_for(self.match, state))
             if self.truth is not None:
                 self.truth.load_state_dict(state)
 
@@ -132,16 +145,15 @@ class Rig(ABC):
             torch.manual_seed(SEED)
             with reference_asked(NotApplicable):
                 reference = self.modules.Model(*arguments).to(device=self.device, dtype=self.dtype)
-            candidate, keys, load = self.construct(arguments)
-        alike = set(reference.state_dict()) == keys
-        pair = Pair(reference, candidate, load, alike, *_widened(reference))
-        if alike:  # else: same seed, same constructor order; upstream relies on no more than that
-            pair.sync()
+            made = self.construct(arguments)
+            match = match_of(made.forms, made.state, reference, reference.state_dict())
+        pair = Pair(reference, made.candidate, made.load, match, *_widened(reference))
+        pair.sync()  # without a match: same seed, same constructor order; upstream relies on no more than that
         return pair
 
     @abstractmethod
-    def construct(self, arguments: list[Any]) -> tuple[Any, set[str], Callable[[Mapping[str, torch.Tensor]], None]]:
-        """A new instance of the candidate, after upstream's seed: itself, its state dict's keys, how to load one."""
+    def construct(self, arguments: list[Any]) -> Made:
+        """A new instance of the candidate, after upstream's seed."""
 
     @abstractmethod
     def call(self, pair: Pair, inputs: list[Any], *, grad: bool = False) -> torch.Tensor:
@@ -176,6 +188,12 @@ class Rig(ABC):
         if not isinstance(answer, torch.Tensor):
             raise JudgeFailure(Status.NOT_RUN, "guards judge tasks that return one tensor")
         return answer
+
+    def of_rounding(self, pair: Pair, inputs: list[Any], truth: torch.Tensor, answer: torch.Tensor) -> bool:
+        """Whether the reference's own answer is rounding for the most part, as where the true one is next to zero (the
+        mean of a normalised tensor), and this one is off by no more than eight times as much."""
+        own = distance(self.expected(pair, inputs), truth)
+        return own > LOOSE * rms(truth) and distance(answer, truth) <= 8 * own
 
     @cached_property
     def reference_draws(self) -> bool:

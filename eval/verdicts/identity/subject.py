@@ -16,6 +16,7 @@ from kbsub.eval.remote.model import RemoteModel, Reply, Worker
 from kbsub.eval.remote.probes import Poison
 from kbsub.eval.suite.matching import StateMatch, match_state
 from kbsub.eval.suite.one_tensor import as_one
+from kbsub.eval.suite.setting import form_of, forms_told
 from kbsub.eval.tasks.cases import PARAMETERS_NOT_SET
 
 WITH_STATISTICS = "output_with_stats"  # the output of the method that returns the statistics too
@@ -55,8 +56,8 @@ class Subject:
     def match(self, question: Question) -> StateMatch | None:
         """Which of the instance's tensors are the question's state: by key, by order and shape, or by shape."""
         assert self.model is not None
-        wanted = {key: tuple(value.shape) for key, value in question.state.items()}
-        found = match_state(wanted, {}, {key: shape for key, (_, shape) in self.model.state_forms.items()})
+        wanted = {key: form_of(value) for key, value in question.state.items()}
+        found = match_state(wanted, forms_told(self.model.state_forms))
         if found is not None:
             self.parameters_set = found.how
         return found
@@ -69,7 +70,7 @@ class Subject:
         model = self.build(question.init_inputs)
         match = self.match(question)
         if match is not None:
-            state = {its: question.state[mine].view(model.state_forms[its][1]) for its, mine in match.keys.items()}
+            state = {its: question.state[mine].view(match.shapes[its]) for its, mine in match.keys.items()}
             model.load_state(state, bind=bind)
         elif question.needs_state:
             wanted = " and ".join(question.state)

@@ -17,8 +17,8 @@ import torch
 from kbsub.eval.operators.compare.predicate import OFFICIAL_TOLERANCE
 from kbsub.eval.remote.model import CandidateRaised, RemoteModel
 from kbsub.eval.remote.ring import CallBatch, CallRing, NotStill
-from kbsub.eval.suite.matching import BY_KEY, StateMatch
-from kbsub.eval.suite.setting import match_of, state_for
+from kbsub.eval.suite.matching import BY_KEY, BY_SUFFIX, StateMatch
+from kbsub.eval.suite.setting import forms_told, match_of, state_for
 from kbsub.eval.verdicts.referee.agree import difference, spread
 from kbsub.eval.verdicts.referee.contents import Contents, Nudge
 
@@ -149,9 +149,12 @@ class Match:
 
     def _matched(self) -> StateMatch | None:
         """Which of its tensors are the reference's, whatever their names; None where that is not sure."""
-        found = match_of(self.model, self.reference, self._mine) if self._own else None
+        found = None
+        if self._own:
+            told = forms_told(self.model.state_forms)
+            found = match_of(told, lambda: self._own, self.reference, self._mine)
         named = dict(self.reference.named_parameters())
-        if found is not None and found.how != BY_KEY:
+        if found is not None and found.how not in (BY_KEY, BY_SUFFIX):
             pairs = [(self._mine[mine], self._own[its]) for its, mine in found.keys.items() if mine in named]
             if not all(a.numel() == b.numel() and torch.equal(a.reshape(-1), b.reshape(-1).to(a)) for a, b in pairs):
                 return None
@@ -172,11 +175,13 @@ class Match:
         return None
 
     def change_parameters(self) -> bool | None:
-        """Give both sides new parameters; False where the candidate's are not known, None where there are none."""
-        trained = dict(self.reference.named_parameters())
+        """Give both sides new parameters; None where there are none, False where it is not known which of the
+        candidate's are which, or one is of another dtype."""
+        trained, match = dict(self.reference.named_parameters()), self._match
         if not any(value.is_floating_point() for value in trained.values()):
             return None
-        if self._match is None:
+        dtypes = {key: str(value.dtype).removeprefix("torch.") for key, value in self._mine.items()}
+        if match is None or any(self.model.state_forms[its].dtype != dtypes[key] for its, key in match.keys.items()):
             return False
         with torch.no_grad():
             for value in trained.values():
@@ -187,7 +192,7 @@ class Match:
                     # its parts are not, which is where an imprecise one shows.
                     shift = torch.randn(value.shape, device=value.device).mul_(0.1 * size or 1.0).to(value.dtype)
                     value.mul_(factor).add_(shift)
-        self.model.load_state(state_for(self._match, self.model, self.reference.state_dict()))
+        self.model.load_state(state_for(match, self.reference.state_dict()))
         self._own, self._mine = self._state(), _copied(self.reference)
         return True
 

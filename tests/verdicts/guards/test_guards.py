@@ -111,6 +111,9 @@ def judged(source: str, disabled: tuple[str, ...] = (), folder: str = "", task: 
     return run_forked(TARGET, payload, folder)
 
 
+UNASKED = tuple(name for name in REGISTER if name not in ("parameters_ignored", "parameters_mutated"))
+
+
 @pytest.fixture(scope="module")
 def nowhere(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The working folder of the forked processes: a twin writes a file where it stands."""
@@ -335,6 +338,74 @@ MEMO = NATIVE.replace(
 def test_a_memo_under_a_sample_of_the_contents_is_caught(only_timed: bool, named: set, nowhere: str) -> None:
     verdict = judged(MEMO.replace("ONLY_TIMED", str(only_timed)), (), nowhere)
     assert guards_of(verdict) == named, verdict["findings"]
+
+
+# The task's LayerNorm, its parameters under other names; `{}`: what it does with them.
+RENAMED = """
+import torch
+
+class Inner(torch.nn.Module):
+    def __init__(self, shape):
+        super().__init__()
+        self.ln = torch.nn.LayerNorm(shape)
+
+class ModelNew(torch.nn.Module):
+    def __init__(self, shape):
+        super().__init__()
+        {init}
+        self.shape = tuple(shape)
+
+    def forward(self, x):
+        gamma, beta = {gamma}, {beta}
+        {does}
+        return torch.nn.functional.layer_norm(x, self.shape, gamma, beta)
+"""
+NAMES = {
+    "wrapped": ("self.inner = Inner(shape)", "self.inner.ln.weight", "self.inner.ln.bias"),
+    "renamed, beta first": (
+        "self.beta = torch.nn.Parameter(torch.zeros(shape)); self.gamma = torch.nn.Parameter(torch.ones(shape))",
+        "self.gamma",
+        "self.beta",
+    ),
+}
+
+
+@pytest.mark.parametrize("names", NAMES)
+def test_parameters_of_other_names_are_set_and_watched(names: str, nowhere: str) -> None:
+    """Not by key alone: a file may call them anything, and what it does with them is asked all the same."""
+    init, gamma, beta = NAMES[names]
+    for does, found in (
+        ("pass", set()),
+        ("gamma, beta = None, None", {"parameters_ignored"}),
+        ("beta.data.add_(1e-6)", {"parameters_mutated"}),
+    ):
+        verdict = judged(RENAMED.format(init=init, gamma=gamma, beta=beta, does=does), UNASKED, nowhere)
+        assert guards_of(verdict) == found, (does, verdict["findings"])
+        assert {"parameters_ignored", "parameters_mutated"} <= set(verdict["checked"]), verdict["not_checked"]
+
+
+def test_an_answer_that_is_rounding_alone_is_no_finding_and_a_wrong_one_is(nowhere: str, tmp_path: Path) -> None:
+    """The mean of a normalised tensor is zero: fp32 gives 1e-8, which is all of its rms off (level 2, problem 23)."""
+    model = NATIVE.replace("return self.ln(x)", "return self.ln(x).mean((1, 2))")
+    task = tmp_path / "mean.py"
+    task.write_text(
+        model.replace("ModelNew", "Model")
+        + "def get_inputs():\n    return [torch.rand(6, 16, 24)]\ndef get_init_inputs():\n    return [(16, 24)]\n"
+    )
+    unasked = tuple(name for name in REGISTER if name != "cached_in_timed_trials")
+    timed = model.replace("return", "return torch.is_grad_enabled() * 1e-3 +")
+    for source, found in ((model, set()), (timed, {"cached_in_timed_trials"})):
+        verdict = judged(source, unasked, nowhere, str(task))
+        assert guards_of(verdict) == found and "cached_in_timed_trials" in verdict["checked"], verdict
+
+
+def test_parameters_that_are_not_known_must_stay_and_are_not_said_to_act(nowhere: str) -> None:
+    init = "self.packed = torch.nn.Parameter(torch.ones(3))"
+    source = RENAMED.format(init=init, gamma="None", beta="None", does="self.packed.data.add_(1e-6)")
+    verdict = judged(source, UNASKED, nowhere)
+    assert guards_of(verdict) == {"parameters_mutated"}, verdict["findings"]
+    (left,) = [each["reason"] for each in verdict["not_checked"] if each["guard"] == "parameters_ignored"]
+    assert "its parameters cannot be set" in left
 
 
 FIRST_INSTANCE = NATIVE.replace(

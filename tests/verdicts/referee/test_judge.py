@@ -111,6 +111,34 @@ def test_what_is_wrong_is_said(change):
     assert status == "OK" and any(WRONG[change] in problem for problem in found["problems"]), found
 
 
+RENAMED = """
+import torch
+class ModelNew(torch.nn.Module):
+    def __init__(self, normalized_shape):
+        super().__init__()
+        self.beta = torch.nn.Parameter(torch.zeros(normalized_shape))
+        self.gamma = torch.nn.Parameter(torch.ones(normalized_shape))
+        self.shape = normalized_shape
+    def forward(self, x):
+        {change}
+        return torch.nn.functional.layer_norm(x, self.shape, {used})
+"""
+OF_OTHER_NAMES = {
+    ("pass", "self.gamma, self.beta"): "",
+    ("pass", "None, None"): "differs from the reference",
+    ("self.beta.data.add_(1e-6)", "self.gamma, self.beta"): "changed its state 'beta'",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", OF_OTHER_NAMES)
+def test_parameters_of_other_names_are_changed_and_watched_too(which):
+    status, found = refereed(RENAMED.format(change=which[0], used=which[1]))
+    words = OF_OTHER_NAMES[which]
+    assert status == "OK" and "notes" not in found, found
+    assert any(words in problem for problem in found["problems"]) if words else not found["problems"], found
+
+
 @pytest.mark.slow
 def test_a_view_of_the_input_is_an_answer_like_any_other(tmp_path):
     task = tmp_path / "view.py"
