@@ -22,7 +22,7 @@ class Sizes(BaseModel):
     check: about 512 MB in all; small: for a CPU and the host executor. {}: as written; None: not stated.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     check: dict[str, int] | None = None
     small: dict[str, int] | None = None
@@ -35,7 +35,7 @@ class TaskFile(BaseModel):
     reference: "level<L>_<id>" of KernelBench, or the name of a reference program in the folder.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     title: str = ""
     operator: str | None = None
