@@ -40,7 +40,7 @@ def root(
 def make(asked: str | None = None) -> typer.Typer:
     """The command with the verb that is asked for, or, where that is none, with all of them.
 
-    One verb is a third of the imports of all, and they are what a person waits for before anything is judged.
+    Imports are what a person waits for before anything is judged.
     """
     modules = {module.name.rstrip("_"): module.name for module in pkgutil.iter_modules(commands.__path__)}
     made = typer.Typer(no_args_is_help=True, help="Judge KernelBench candidates.")
