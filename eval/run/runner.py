@@ -247,10 +247,8 @@ def run_stage(
     variables = child_variables(plan)
     cell = cell_of([row.fields["sha256"]], plan.task_text, plan.kernelbench) if stage.runs_candidate else None
     phases = Phases(on_progress)
-    told = {"on_progress": phases.heard, "on_entered": phases.entered}
-    outcome = (isolate or run_isolated)(
-        stage.judge, payload, timeout_s=plan.timeout_s, env=variables, cell=cell, **told
-    )
+    start = functools.partial(isolate or run_isolated, on_progress=phases.heard, on_entered=phases.entered)
+    outcome = start(stage.judge, payload, timeout_s=plan.timeout_s, env=variables, cell=cell)
     row.phases[stage.name] = phases.seconds(outcome.seconds)
     return outcome
 
