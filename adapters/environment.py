@@ -18,6 +18,7 @@ from typing import Any
 
 from kbsub.adapters.pin import PIN
 
+_HEAD = "# branch.oid "  # of git status --porcelain=v2 --branch
 _CUPY_WHEELS = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
 _NVRTC_WHEELS = ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu13", "nvidia-cuda-nvrtc-cu12")
 
@@ -104,19 +105,16 @@ def project_commit() -> str | None:
     root = Path(__file__).resolve().parent.parent
     if not (root / ".git").exists():
         return None
-    command = ["git", "-C", str(root), "-c", "safe.directory=*"]
+    command = ["git", "-C", str(root), "-c", "safe.directory=*", "status", "--porcelain=v2", "--branch"]
+    command.append("--untracked-files=no")
     try:
-        head = subprocess.run([*command, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=20, check=True)
-        changes = subprocess.run(
-            [*command, "status", "--porcelain", "--untracked-files=no"],
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=True,
-        )
+        said = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.splitlines()
     except (OSError, subprocess.SubprocessError):
         return None
-    return head.stdout.strip() + ("-dirty" if changes.stdout.strip() else "")
+    head = next((line.removeprefix(_HEAD) for line in said if line.startswith(_HEAD)), "")
+    if not re.fullmatch(r"[0-9a-f]{40,64}", head):
+        return None  # no commit yet
+    return head + ("-dirty" if any(not line.startswith("#") for line in said) else "")
 
 
 def _version(names: Iterable[str]) -> str | None:

@@ -90,6 +90,29 @@ def task_of(verb: str, task: str, candidates: Sequence[str]) -> str:
     return next(iter(tasks), DEFAULT_TASK)
 
 
+class Ahead:
+    """What a run must know of this machine, asked for side by side while its modules are imported.
+
+    The driver's start, a git, the bytes of the checkout and a process in a cell: each is waited for, not computed, and
+    in turn they were a third of what `kbsub eval` takes beside its judge. `checkout_of` takes the answer of one; what
+    the others found is kept where it was asked for (the driver is started, the cell's level known).
+    """
+
+    def __init__(self, device: str, kernelbench: Path | None, level: str) -> None:
+        from concurrent.futures import ThreadPoolExecutor
+
+        from kbsub.adapters.checkout import find_checkout
+        from kbsub.eval.process import cell
+        from kbsub.eval.run.machine_facts import gpu_index, gpu_name
+
+        pool = ThreadPoolExecutor(3)
+        self.checkout = pool.submit(lambda: find_checkout(kernelbench))
+        pool.submit(lambda: gpu_name(gpu_index(device)))  # what is wrong with it is said by whoever asks again
+        if level in (*cell.LEVELS, cell.AUTO):
+            pool.submit(lambda: cell.probe(level))
+        pool.shutdown(wait=False)
+
+
 def check_size(verb: str, size: str) -> None:
     """End the command where --size names no size."""
     from kbsub.eval.tasks.sizes import SIZES
@@ -135,12 +158,15 @@ def gpu_of(verb: str, device: str) -> str | None:
         stop(verb, EXIT_USAGE, str(error))
 
 
-def checkout_of(verb: str, explicit: Path | None) -> tuple[Path | None, str]:
-    """(the verified checkout, ""), or (None, why there is none) where none was named; a wrong one ends the call."""
+def checkout_of(verb: str, explicit: Path | None, ahead: Ahead | None = None) -> tuple[Path | None, str]:
+    """(the verified checkout, ""), or (None, why there is none) where none was named; a wrong one ends the call.
+
+    ahead: asks for this very one already.
+    """
     from kbsub.adapters.checkout import CheckoutError, CheckoutMissing, find_checkout
 
     try:
-        return find_checkout(explicit).path, ""
+        return (find_checkout(explicit) if ahead is None else ahead.checkout.result()).path, ""
     except CheckoutMissing as error:
         if explicit is not None:
             stop(verb, EXIT_USAGE, str(error))

@@ -62,6 +62,9 @@ def command(
     watch: Annotated[
         bool, typer.Option("--watch", help="Judge again at every save, the quick verdicts first; Ctrl-C ends it.")
     ] = False,
+    timings: Annotated[
+        bool, typer.Option("--timings", help="Say where the seconds went: before, in and after the judges, by phase.")
+    ] = False,
     quiet: common.Quiet = False,
     form: common.Format = "table",
 ) -> None:
@@ -79,12 +82,10 @@ def command(
     kbsub eval runs/my_run --only official,source
     kbsub eval *.py --task my_task.py --only official,guards --format json
     """
+    ahead = common.Ahead(device, kernelbench, cell)
     from kbsub.adapters.task import TaskError, resolve_task
     from kbsub.eval.process.printable import printable
     from kbsub.eval.results.model import ResultError
-    from kbsub.eval.run.batch.build_ahead import cores
-    from kbsub.eval.run.batch.job import Settings
-    from kbsub.eval.run.batch.samples import BatchError
     from kbsub.eval.run.machine_facts import gpu_folder, no_such_gpu
     from kbsub.eval.run.runner import Plan, failures, run
     from kbsub.eval.tasks.declarations import DeclarationError, read_declared
@@ -103,12 +104,16 @@ def command(
     gpu = common.gpu_of("eval", device)
     if device.startswith("cuda") and gpu is None:
         _stop(common.EXIT_NO_GPU, no_such_gpu(device))
-    checkout, missing = common.checkout_of("eval", kernelbench)
+    checkout, missing = common.checkout_of("eval", kernelbench, ahead)
     if missing:
         console.print(printable(missing), style="yellow")
     if several:
         if not candidates or len(candidates) != 1:
             _stop(2, "--fields speaks of one corpus: name its file of JSON lines, and nothing else")
+        from kbsub.eval.run.batch.build_ahead import cores
+        from kbsub.eval.run.batch.job import Settings
+        from kbsub.eval.run.batch.samples import BatchError
+
         source = Path(candidates[0])
         given = (("--task", task), ("--declarations", declarations), ("--watch", watch), ("--secret-seed", secret_seed))
         if not_meant := [name for name, value in given if value]:
@@ -171,6 +176,8 @@ def command(
     except (TaskError, ResultError, DeclarationError) as error:
         _stop(2, str(error))
     _summary(console, plan, rows, target)
+    if timings:
+        _say_where_time_went(console, rows)
     if form == "json":
         common.print_json({"task": plan.task.slug, "result": str(target), "rows": {r.key: r.fields for r in rows}})
     raise typer.Exit(1 if failures(rows) else EXIT_UNCHECKED if any(row.unchecked for row in rows) else 0)
@@ -286,6 +293,19 @@ def _summary(console: Any, plan: Any, rows: Any, target: Path) -> None:
             soft_wrap=True,
         )
     console.print(f"written to {shown_name(target)}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _say_where_time_went(console: Any, rows: Any) -> None:
+    from collections import Counter
+
+    from kbsub.eval.run.phases import age_s, in_words
+
+    phases = Counter[str]()
+    for row in rows:
+        for seconds in row.phases.values():
+            phases.update(seconds)
+    judges = sum(outcome.seconds for row in rows for outcome in row.outcomes.values())
+    console.print(in_words(age_s(), phases, judges))
 
 
 def _stop(code: int, message: str) -> NoReturn:

@@ -11,7 +11,9 @@ from kbsub.eval.commands import common
 
 
 def command(
-    folders: Annotated[list[Path], typer.Argument(help="Run folders that kbsub eval has judged.")],
+    folders: Annotated[
+        list[Path], typer.Argument(help="Run folders that kbsub eval has judged; or one board's own JSON.")
+    ],
     baseline: Annotated[
         Path | None,
         typer.Option(help="Means in KernelBench's format (kbsub baseline); default: eager as timed beside each row."),
@@ -20,6 +22,7 @@ def command(
     out: Annotated[
         Path, typer.Option(help="Folder for leaderboard.md, .csv, .json, .html and, if it can be, .parquet.")
     ] = Path("."),
+    name: Annotated[str, typer.Option(help="What the files are called.")] = "leaderboard",
     numbers_only: Annotated[
         bool, typer.Option("--numbers-only", help="Without words of the files' own errors, and without links to rows.")
     ] = False,
@@ -31,6 +34,8 @@ def command(
     \b
     kbsub leaderboard runs/model_a runs/model_b --out board
     kbsub leaderboard runs/model_a --k 1,5,10 --baseline runs/h200/baseline.json
+    kbsub leaderboard runs/corpus --numbers-only --out results/h200 --name corpus
+    kbsub leaderboard results/h200/corpus.json --out board
     """
     from kbsub.eval.process.printable import shown_name
     from kbsub.eval.report.board import figures, page, words
@@ -40,23 +45,31 @@ def command(
     ks = [int(each) for each in k.split(",") if each.strip().isdecimal() and int(each) > 0]
     if not ks or len(ks) != len(k.split(",")):
         common.stop("leaderboard", common.EXIT_USAGE, f"--k {k}: write numbers by comma, such as 1,5,10")
+    if not name or Path(name).name != name:
+        common.stop("leaderboard", common.EXIT_USAGE, f"--name {name}: a file's name, without folder and ending")
+    made = len(folders) == 1 and folders[0].is_file()
+    if made and (baseline or k != "1"):
+        common.stop("leaderboard", common.EXIT_USAGE, f"--baseline, --k: {folders[0]} is a board that was made already")
     try:
-        board = figures.board(folders, figures.read_baseline(baseline) if baseline else None, ks)
+        if made:
+            board = figures.read_board(folders[0])
+        else:
+            board = figures.board(folders, figures.read_baseline(baseline) if baseline else None, ks)
     except figures.BoardError as error:
         common.stop("leaderboard", common.EXIT_USAGE, str(error))
     for row in board["rows"]:  # no path of this machine goes into what is passed on
-        row["evidence"] = None if numbers_only else page.link(Path(row["evidence"]), out)
+        row["evidence"] = None if numbers_only or made else page.link(Path(row["evidence"]), out)
         if numbers_only:
             row["problems"] = [" ".join(each.split()[:2]).rstrip(":") for each in row["problems"]]
     text = page.page(board)
     out.mkdir(parents=True, exist_ok=True)
-    write_text_atomic(out / "leaderboard.html", text)
-    write_text_atomic(out / "leaderboard.md", words.markdown(board))
-    write_text_atomic(out / "leaderboard.csv", words.rows_csv(board))
-    write_json_atomic(out / "leaderboard.json", board)
-    why = words.write_parquet(board, out / "leaderboard.parquet")
+    write_text_atomic(out / f"{name}.html", text)
+    write_text_atomic(out / f"{name}.md", words.markdown(board))
+    write_text_atomic(out / f"{name}.csv", words.rows_csv(board))
+    write_json_atomic(out / f"{name}.json", board)
+    why = words.write_parquet(board, out / f"{name}.parquet")
     typer.echo(words.markdown(board))
     kinds = "html, md, csv, json" + ("" if why else ", parquet")
-    typer.echo(f"{len(board['rows'])} rows; written to {shown_name(out / 'leaderboard')}.{{{kinds}}}")
+    typer.echo(f"{len(board['rows'])} rows; written to {shown_name(out / name)}.{{{kinds}}}")
     if why:
         typer.echo(why)

@@ -22,6 +22,7 @@ import site
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -46,6 +47,7 @@ CELLS = "cells"  # below the user's cache: a folder a candidate
 _PROBE_TIMEOUT_S = 30.0
 _ENTER_TIMEOUT_S = 60.0
 _REPORT_LIMIT = 1 << 16
+_PROBING = threading.Lock()
 _OLD_SCRATCH_S = 86400.0
 
 # Of the caller's environment a cell has these and no others: what compilers, CUDA, torch's allocator and thread pools
@@ -284,7 +286,8 @@ def probe(level: str | None = None) -> Confinement:
     Kept for the life of this process. ValueError for an unknown level.
     """
     asked = asked_for(level)
-    return _probe(LEVELS.index(asked) if asked else 0, _refused())
+    with _PROBING:  # whoever asks meanwhile waits for the answer, and does not find it out a second time
+        return _probe(LEVELS.index(asked) if asked else 0, _refused())
 
 
 def _refused() -> tuple[str, ...]:

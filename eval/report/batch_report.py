@@ -31,12 +31,28 @@ class Seen:
         self.stems: set[str] = set()
         self.gpus, self.statuses = Counter[str](), Counter[str]()
         self.judge_seconds = 0.0
+        self.phases = Counter[str]()
 
     def add(self, stem: str, row: Mapping[str, Any]) -> None:
         self.stems.add(stem)
         self.gpus[str(row.get("gpu_uuid") or "no GPU")] += 1
         self.statuses[str(row["status"])] += 1
         self.judge_seconds += float(row.get("seconds_now") or 0.0)
+        self.phases.update(row.get("phases_now") or {})
+
+    def waiting(self, batch: Batch, seconds: float) -> dict[str, Any]:
+        """How long the judges waited for compilers: for builds that were under way, and inside the official judge.
+
+        official_phases: seconds of the official judges, summed (kbsub.eval.run.phases). share: of `seconds`, the time
+        of the whole batch; only where one judge works at a time, since several wait side by side.
+        """
+        waited = batch.waited_s + self.phases["build"]
+        alone = len(self.gpus) <= 1 and seconds > 0
+        return {
+            "official_phases": {name: round(value, 2) for name, value in self.phases.items()},
+            "waited_for_builds_s": round(waited, 2),
+            "waited_for_builds_share": round(waited / seconds, 4) if alone else None,
+        }
 
     def left(self) -> str:
         """ "[3 of 60, about 12 min left]", from what the rows until now took; "" after the last."""
@@ -51,10 +67,12 @@ class Seen:
 def record(batch: Batch, seen: Seen, where: Mapping[str, Any], seconds: float) -> dict[str, Any]:
     """Wall time of this invocation in seconds, and by GPU (its uuid, or "no GPU") the rows that were judged there.
 
-    judge_waited_s: in which no row could be judged because its build was not done; built_ahead: files.
+    judge_waited_s: in which no row could be judged because its build was not done; built_ahead: files. The share of
+    the time that went into waiting for compilers, there or inside a judge: Seen.waiting.
     """
     facts = {"rows": total(batch), "judged_now": len(seen.stems), "seconds": round(seconds, 2), **where}
     facts |= {"judge_seconds": round(seen.judge_seconds, 2), "judge_waited_s": round(batch.waited_s, 2)}
+    facts |= seen.waiting(batch, seconds)
     facts |= {"built_ahead": batch.built, "stages": list(batch.settings.stages)}
     facts |= {"rows_by_gpu": dict(seen.gpus), "statuses": dict(seen.statuses)}
     return {**facts, "protocol": batch.settings.protocol()}

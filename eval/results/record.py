@@ -15,8 +15,13 @@ class Record(BaseModel):
 
     KEY: ClassVar[str] = ""
 
+    # Built when first used: 80 models take a quarter of a second, and most verbs and judges use few of them.
     model_config = ConfigDict(
-        extra="allow", protected_namespaces=(), validate_assignment=True, ser_json_inf_nan="constants"
+        extra="allow",
+        protected_namespaces=(),
+        validate_assignment=True,
+        ser_json_inf_nan="constants",
+        defer_build=True,
     )
 
     @model_serializer(mode="wrap")

@@ -21,7 +21,6 @@ from kbsub.eval.process.isolated import MEMORY_LIMIT_VARIABLE, Outcome, Status, 
 from kbsub.eval.process.printable import shown_name
 from kbsub.eval.results.blindspots import known as known_blind_spots
 from kbsub.eval.results.model import (
-    Baseline,
     Candidate,
     Result,
     ResultError,
@@ -32,12 +31,13 @@ from kbsub.eval.results.model import (
     update_result,
 )
 from kbsub.eval.results.record import Environment
-from kbsub.eval.results.timing import Floors, Timing
+from kbsub.eval.results.timing import Floors
 from kbsub.eval.run.machine_facts import display_path, memory_limit_bytes
+from kbsub.eval.run.phases import Phases
 from kbsub.eval.run.shared import SHARES, SharedStages
 from kbsub.eval.run.sizes import Choice, RunSizes, sizes_for
 from kbsub.eval.run.source_text import read_source, read_with_digest
-from kbsub.eval.run.stage_values import is_environment, stage_problem, without_a_gpu
+from kbsub.eval.run.stage_values import is_environment, keep_reference, stage_problem, without_a_gpu
 from kbsub.eval.tasks.cell import cell_of
 from kbsub.eval.tasks.declarations import Declared, read_declared
 from kbsub.eval.verdicts.kind import VerdictKind
@@ -111,6 +111,7 @@ class Row:
     source: str = ""
     unreadable: str | None = None
     sizes: dict[str, dict[str, Any]] = field(default_factory=dict)  # stage -> the size that it judged at
+    phases: dict[str, dict[str, float]] = field(default_factory=dict)  # stage -> where its seconds went
 
     @property
     def status(self) -> Status:
@@ -173,7 +174,7 @@ def run(plan: Plan, out: Path, report: Report, finished: Callable[[Row], None]) 
                     )
                 known = found.value["environment"]
             new = _as_result(plan, row, {**known, "project_commit": commit})
-            keep = functools.partial(_keep_reference, row_key("eager", plan.precision), row)
+            keep = functools.partial(keep_reference, row_key("eager", plan.precision), row.fields.get("reference"))
             result = update_result(out, new, keep, known=result or there, own=own, fresh=there is None)
             own.add(row.key)
         rows.append(row)
@@ -245,9 +246,11 @@ def run_stage(
         return shared.outcome(stage.name, payload, on_progress)
     variables = child_variables(plan)
     cell = cell_of([row.fields["sha256"]], plan.task_text, plan.kernelbench) if stage.runs_candidate else None
-    return (isolate or run_isolated)(
-        stage.judge, payload, timeout_s=plan.timeout_s, on_progress=on_progress, env=variables, cell=cell
-    )
+    phases = Phases(on_progress)
+    start = functools.partial(isolate or run_isolated, on_progress=phases.heard, on_entered=phases.entered)
+    outcome = start(stage.judge, payload, timeout_s=plan.timeout_s, env=variables, cell=cell)
+    row.phases[stage.name] = phases.seconds(outcome.seconds)
+    return outcome
 
 
 def _payload(plan: Plan, file: Path, source: str, declaration: Mapping[str, Any], choice: Choice) -> dict[str, Any]:
@@ -350,6 +353,7 @@ def record_outcome(row: Row, stage: VerdictKind, outcome: Outcome) -> None:
         "seconds": round(outcome.seconds, 3),
         **({"confined": confined} if isinstance(confined, dict) else {}),
         **({"size": row.sizes[stage.name]} if stage.name in row.sizes else {}),
+        **({"phases": row.phases[OFFICIAL]} if stage.name == OFFICIAL and row.phases else {}),
         # The child's own words, where a person will want them.
         **({"log": outcome.log[-4000:]} if outcome.status not in HONEST else {}),
     }
@@ -385,14 +389,6 @@ def _as_result(plan: Plan, row: Row, environment_block: Mapping[str, Any]) -> Re
     if plan.precision == "fp32" and "memory_ms" in floors:
         result.floors = Floors(memory_ms=floors["memory_ms"], copy_gb_s=floors["copy_gb_s"])
     return result
-
-
-def _keep_reference(key: str, row: Row, result: Result) -> None:
-    """The eager time of the first official run, unless `kbsub bench` has measured it side by side with others."""
-    timing = {method: Timing.model_validate(block) for method, block in (row.fields.get("reference") or {}).items()}
-    if timing:
-        known = result.baselines.get(key, Baseline())
-        result.baselines[key] = known.model_copy(update={"timing": {**timing, **known.timing}})
 
 
 def failures(rows: Sequence[Row]) -> list[Row]:

@@ -15,7 +15,7 @@ BENCH_FILE = "bench.toml"
 class ShapeSpec(BaseModel):
     """One shape beyond the official one: uniform inputs of these sizes, the constructor's arguments, the seed."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     inputs: list[list[int]] = Field(min_length=1)
     init: list[Any]
@@ -31,7 +31,7 @@ class ShapeSpec(BaseModel):
 class ChainSpec(BaseModel):
     """How many independent chains of how many dependent updates the task's reference order has."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     chains: int = Field(ge=1)
     updates: int = Field(ge=1)
@@ -40,7 +40,7 @@ class ChainSpec(BaseModel):
 class BenchFile(BaseModel):
     """The bench.toml of a task folder."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     chain: ChainSpec | None = None
     shapes: list[ShapeSpec] = Field(default_factory=list)

@@ -37,7 +37,7 @@ class DeclarationError(ValueError):
 class Expect(BaseModel):
     """Verdicts a candidate is declared to get; measured otherwise, the declaration is wrong."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     official: Literal["pass", "fail"] = "pass"
     # pass: every case bit-equal to native on CUDA; fail: at least one is not; skip: measured, nothing claimed
@@ -55,7 +55,7 @@ class Expect(BaseModel):
 class Declaration(BaseModel):
     """One candidate file: the precisions it is meant for, its contract, and what it is expected to get."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     title: str = Field(min_length=1)
     precision: tuple[Precision, ...] = Field(min_length=1)

@@ -26,7 +26,7 @@ class Costs(BaseModel):
     outputs, and of the largest tensor that the forward makes; floating-point operations of products and convolutions.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     inputs: int = 0
     parameters: int = 0
@@ -51,7 +51,7 @@ class Size(BaseModel):
     costs: None where nobody has found out. cpu_seconds: of one call on the CPU of whoever recorded it.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     values: dict[str, int] = Field(default_factory=dict)
     costs: Costs | None = None
@@ -62,7 +62,7 @@ class TaskSizes(BaseModel):
     """The sizes of one task, by name. `sha256`: of the program they were derived from. why_not: of sizes that are no
     smaller than the next larger one, or that the reference refuses, in words."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     sha256: str
     sizes: dict[str, Size]
@@ -72,7 +72,7 @@ class TaskSizes(BaseModel):
 class RecordedSizes(BaseModel):
     """The committed file: the sizes of KernelBench's problems at one pin, by slug."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     pin: str
     torch: str

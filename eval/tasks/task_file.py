@@ -24,7 +24,7 @@ class Sizes(BaseModel):
     check: about 512 MB in all; small: for a CPU and the host executor. {}: as written; None: not stated.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     check: dict[str, int] | None = None
     small: dict[str, int] | None = None
@@ -38,7 +38,7 @@ class TaskFile(BaseModel):
     grid: how a number of rows and a width become a call; a task without one is in no sweep.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     title: str = ""
     operator: str | None = None

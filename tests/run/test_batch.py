@@ -402,10 +402,30 @@ def judged(folder: Path) -> tuple[int, str]:
 
 def test_a_second_batch_on_a_folder_is_refused(folder):
     sample(folder, 0, "ms=1")
-    with work.alone(folder), pytest.raises(BatchError, match="another kbsub eval is at work on it"):
-        judged(folder)
+    who = rf"another kbsub eval is at work on it \(process {os.getpid()} on \S+, since 20\d\d-.*\); .* end it .*again"
+    with work.alone(folder):
+        with pytest.raises(BatchError, match=who):
+            judged(folder)
+        (folder / work.HOLDER).write_text("no JSON\x1b[2J")  # whoever wrote it: the refusal stays one sentence
+        with pytest.raises(BatchError, match=r"is at work on it; its rows"):
+            judged(folder)
     assert ledger(folder) == []
     assert judged(folder)[0] == 0, "and not when the other is done"
+    assert not (folder / work.HOLDER).exists()
+
+
+def test_a_folder_whose_holder_was_killed_is_free(folder):
+    sample(folder, 0, "sleep=30")
+    process = start(folder)
+    end = time.monotonic() + 60
+    while not (folder / work.HOLDER).exists():
+        assert process.poll() is None and time.monotonic() < end
+        time.sleep(0.02)
+    process.kill()
+    process.communicate(timeout=30)
+    assert json.loads((folder / work.HOLDER).read_text())["process"] == process.pid
+    with work.alone(folder):
+        assert json.loads((folder / work.HOLDER).read_text())["process"] == os.getpid()
 
 
 def test_a_row_file_that_is_no_file_costs_itself(folder):

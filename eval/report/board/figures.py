@@ -23,6 +23,7 @@ from kbsub.eval.verdicts.register import KINDS
 THRESHOLDS = (0.0, 0.5, 0.8, 1.0, 1.5, 2.0)  # upstream's p
 Baseline = Mapping[tuple[int, int], float]  # (level, problem) -> ms
 SCHEMA = 1
+WHAT = "leaderboard"
 
 
 class BoardError(Exception):
@@ -122,7 +123,7 @@ def board(folders: Sequence[Path], baseline: Baseline | None = None, ks: Sequenc
         problems.setdefault((line["level"], line["problem"]), []).append(line)
     return {
         "schema": SCHEMA,
-        "what": "leaderboard",
+        "what": WHAT,
         "pin": PIN,
         "baseline": "a file of means" if baseline else "eager, timed by upstream right after each candidate",
         "k": list(ks),
@@ -136,6 +137,19 @@ def board(folders: Sequence[Path], baseline: Baseline | None = None, ks: Sequenc
         ],
         "rows": lines,
     }
+
+
+def read_board(path: Path) -> dict[str, Any]:
+    """The board that `kbsub leaderboard` wrote as JSON. BoardError for anything else."""
+    try:
+        made = json.loads(path.read_text("utf-8"))
+        if made["what"] != WHAT or made["schema"] != SCHEMA:
+            raise ValueError(f"{made['what']}, schema {made['schema']}")
+        if not all(isinstance(made[key], list) for key in ("runs", "problems", "rows", "k")):
+            raise ValueError("its tables are none")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BoardError(f"{path}: is no board of this version: {error}; make one of run folders") from error
+    return dict(made)
 
 
 def run_figures(

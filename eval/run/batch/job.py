@@ -213,6 +213,7 @@ def finished(job: Job, row: runner.Row, uuid: str | None) -> dict[str, Any]:
         "environment": row.environment,
         "seconds": round(sum(end["seconds"] for end in ends), 3),  # of all its stages; seconds_now: of this time's
         "seconds_now": round(asked_now, 3),
+        "phases_now": row.phases.get(OFFICIAL, {}),  # of the official judge, when it ran this time
         "confined": first.get("confined"),  # null where no line of the candidate ran
         "gpu_uuid": uuid or job.row.get("gpu_uuid"),
         "stages": fields["stages"],

@@ -7,7 +7,11 @@ Where the rows are run (here, one after another, or on a cluster) is a function 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
+import os
+import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,12 +22,14 @@ from typing import Any, Protocol
 from filelock import FileLock, Timeout
 
 from kbsub.eval.process.isolated import Status
+from kbsub.eval.process.printable import one_line
 from kbsub.eval.results.model import write_json_atomic
 from kbsub.eval.run.batch.job import Job, Machine, Settings, stands
 from kbsub.eval.run.batch.rows import SUMMARY, read_row, row_path, summary_name, summary_paths, write_summary
 from kbsub.eval.run.batch.samples import BatchError, Found, Sample, find_samples
 
 LOCK = "kbsub_batch.lock"
+HOLDER = "kbsub_batch.holder.json"  # who holds it, for the words of a refusal
 # The summary is written again when this many times its own last cost has gone by: it must not cost a large batch
 # more than a twentieth of its time.
 SUMMARY_SHARE = 20.0
@@ -151,19 +157,38 @@ def prepare(
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Nobody else judges this folder meanwhile. BatchError where somebody does: two would do all the work twice."""
+    """Nobody else judges this folder meanwhile. BatchError where somebody does: two would do all the work twice.
+
+    The lock is the system's: it ends with the process that holds it, however that ends. The holder's name beside it
+    is for people, and is believed only while the lock is held.
+    """
     lock = FileLock(folder / LOCK)
     try:
         lock.acquire(timeout=0)
     except Timeout:
         raise BatchError(
-            f"{folder}: another kbsub eval is at work on it; its rows are kept as they come. Wait for it, or end it "
-            "and run this command again"
+            f"{folder}: another kbsub eval is at work on it{_holder(folder)}; its rows are kept as they come. Wait for "
+            "it, or end it (Ctrl-C, or kill) and run this command again: it goes on after the finished rows"
         ) from None
     try:
+        holder = {"host": socket.gethostname(), "process": os.getpid(), "since": time.strftime("%Y-%m-%d %H:%M:%S %z")}
+        with contextlib.suppress(OSError):  # it is words for others; a full disk is said when a row is written
+            write_json_atomic(folder / HOLDER, holder)
         yield
     finally:
+        with contextlib.suppress(OSError):
+            (folder / HOLDER).unlink()
         lock.release()
+
+
+def _holder(folder: Path) -> str:
+    """ " (process 7 on host, since ...)" of whoever holds the folder; "" where it does not say."""
+    try:
+        said = json.loads((folder / HOLDER).read_text("utf-8")[:1000])
+        words = f"(process {said['process']} on {said['host']}, since {said['since']})"
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    return f" {one_line(words)}"
 
 
 def evaluate(

@@ -28,6 +28,7 @@ def run(candidate_source: str, task: Task, progress: Any, *, hosted: bool = Fals
     """
     import torch
 
+    progress({"stage": "reference"})
     modules = task.modules()
     torch.manual_seed(SEED)
     init_inputs = task.cast(modules.get_init_inputs())

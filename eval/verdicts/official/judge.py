@@ -31,13 +31,13 @@ def judge(payload: dict[str, Any], progress: Any) -> dict[str, Any]:
     `verdict` is {status, reason} of the row, read off upstream's object by `status_of`. On a CPU: {cpu_check, verdict,
     environment}. Raises JudgeFailure NOT_RUN where nothing can be judged.
     """
+    progress({"stage": "import"})  # seconds of it on a cold disk: a bar that stands still says why
     task = task_from_payload(payload)
     if payload["device"] == "cpu":
         return _judge_on_cpu(payload, task, progress)
     device = payload["device"] if ":" in payload["device"] else f"{payload['device']}:0"
     if not payload.get("kernelbench"):
         raise JudgeFailure(Status.NOT_RUN, "upstream's evaluator needs the verified checkout; get it with: kbsub fetch")
-    progress({"stage": "import"})  # seconds of it on a cold disk: a bar that stands still says why
     import torch
 
     if not torch.cuda.is_available():

@@ -38,6 +38,24 @@ def test_one_file_that_needs_no_other_and_lets_no_text_act(written):
     assert 'name="viewport"' in text
 
 
+def test_a_board_of_numbers_alone_and_the_page_made_from_it(written, tmp_path):
+    run, kept = str(tmp_path / "a model #1"), tmp_path / "kept"
+    call = ["leaderboard", run, "--numbers-only", "--out", str(kept), "--name", "corpus"]
+    assert CliRunner().invoke(app, call).exit_code == 0
+    assert {file.suffix for file in kept.iterdir()} >= {".html", ".md", ".csv", ".json"}
+    assert {file.stem for file in kept.iterdir()} == {"corpus"}
+    made = CliRunner().invoke(app, ["leaderboard", str(kept / "corpus.json"), "--out", str(tmp_path / "again")])
+    assert made.exit_code == 0, made.output
+    for ending in ("html", "md", "csv", "json"):
+        again = (tmp_path / "again" / f"leaderboard.{ending}").read_text()
+        assert again == (kept / f"corpus.{ending}").read_text() and "kbsub_rows" not in again
+    for text in ("{}", '{"what": "leaderboard", "schema": 1}', '{"what": "leaderboard", "schema": 0}', "[", "[]"):
+        (tmp_path / "no.json").write_text(text)
+        refused = CliRunner().invoke(app, ["leaderboard", str(tmp_path / "no.json"), "--out", str(tmp_path / "none")])
+        assert refused.exit_code == 2 and "is no board of this version" in refused.output, (text, refused.output)
+    assert CliRunner().invoke(app, [*call[:-1], "../corpus"]).exit_code == 2
+
+
 def test_each_row_links_to_its_evidence(written):
     text = (written / "leaderboard.html").read_text()
     links = re.findall(r'href="([^"]+)"', text)
