@@ -69,6 +69,13 @@ def run_twice(scene: Scene) -> str | None:
     return None if same_bits(scene.output, again) else "a second run on the same input gave other bits"
 
 
+def device_still_works(scene: Scene) -> str | None:
+    """What an unrelated operation gets wrong after the candidate's; it raises after an illegal launch."""
+    if not scene.output.is_cuda or float(torch.ones(8, device=scene.output.device).sum()) == 8.0:
+        return None
+    return "an unrelated CUDA op is wrong after the empty batch"
+
+
 def row_alone(scene: Scene) -> str | None:
     """A row alone against the same row in the batch: bit for bit under a bit-identical contract, else the tolerance.
 

@@ -150,13 +150,13 @@ def test_a_clear_refusal_is_its_own_class_where_it_is_allowed():
     assert refused == {f"layout_{name}/normal/random" for name in ("transposed", "strided", "expanded")}
 
 
-def test_other_names_are_set_by_their_order_and_value():
+def test_names_in_another_module_are_set_by_their_last_part_and_eps_by_its_value():
     other = source(RIGHT).replace("self.ln = ", "self.norm = ").replace("self.ln", "self.norm")
     candidate = {"stem": "other", "candidate_source": other}
     only = ["normal/initial/eps1e-05", "normal/random/eps1e-05", "normal/initial/eps0.001"]
     found = stress.judge_many({**COMMON, "candidates": [candidate], "only": only}, lambda event: None)
     record = found["stress"]["other"]
-    assert record["passed"] == 3 and record["parameters_set"] == "by order and shape", record["cases"]
+    assert record["passed"] == 3 and record["parameters_set"] == "by key within another module", record["cases"]
     assert record["eps_set"] == "by its value"
 
 

@@ -111,7 +111,7 @@ def test_what_is_wrong_is_said(change):
     assert status == "OK" and any(WRONG[change] in problem for problem in found["problems"]), found
 
 
-RENAMED = """
+BETA_FIRST = """
 import torch
 class ModelNew(torch.nn.Module):
     def __init__(self, normalized_shape):
@@ -133,7 +133,7 @@ OF_OTHER_NAMES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("which", OF_OTHER_NAMES)
 def test_parameters_of_other_names_are_changed_and_watched_too(which):
-    status, found = refereed(RENAMED.format(change=which[0], used=which[1]))
+    status, found = refereed(BETA_FIRST.format(change=which[0], used=which[1]))
     words = OF_OTHER_NAMES[which]
     assert status == "OK" and "notes" not in found, found
     assert any(words in problem for problem in found["problems"]) if words else not found["problems"], found
