@@ -2,12 +2,12 @@
 
 Contract: within the official tolerance of native wherever native is near the true value; fp32, fp16, bf16.
 
-What changes from add_then_norm.py: eager writes x + residual, and reads it again to normalise it. Here the sum is formed
-in the registers of the threads that share a row, rounded to the tensors' type as eager's stored one is, and it stays
-there until the output is written: three trips of a row's bytes instead of five. What is wider than registers and shared
-memory together is formed again. Accesses are 16 bytes; where rows do not start at a multiple of 16 bytes, the vectors
-are those of x's address grid, only the first and the last of a row are guarded elements, and the residual is read by
-element.
+What changes from add_then_norm.py: eager writes x + residual, and reads it again to normalise it. Here the sum is
+formed in the registers of the threads that share a row, rounded to the tensors' type as eager's stored one is, and it
+stays there until the output is written: three trips of a row's bytes instead of five. What is wider than registers and
+shared memory together is formed again. Accesses are 16 bytes; where rows do not start at a multiple of 16 bytes, the
+vectors are those of x's address grid, only the first and the last of a row are guarded elements, and the residual is
+read by element.
 
 Arithmetic in fp32, as in ../local_layernorm_tokens/token_best.py: a mean from the sum of h / n (which cannot overflow),
 then d = h - mean, and from the sums of d and of d^2 what that mean was off by, and the variance.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kbsub.eval.operators.layer_norm import order, rowwise_order
-from operators.layer_norm.test_order import expressions, ptx_of
+from support.ptx import expressions, ptx_of
 
 PLAIN = """
 extern "C" __global__ void k(const float* p, float* out)
@@ -63,7 +63,8 @@ def test_one_element_a_thread_is_the_tree_alone() -> None:
     assert np.array_equal(groups.mean, x) and not groups.m2.any() and (groups.count == 1).all()
     got = rowwise_order.merge(groups)
     fields = groups.count, groups.mean, groups.m2
-    neighbours = rowwise_order.merge(order.Moments(*(f.reshape(16, 32, 16).swapaxes(1, 2).reshape(16, 512) for f in fields)))
+    moved = (f.reshape(16, 32, 16).swapaxes(1, 2).reshape(16, 512) for f in fields)
+    neighbours = rowwise_order.merge(order.Moments(*moved))
     assert (got.count == 512).all()
     assert not np.array_equal(got.m2, neighbours.m2) and np.allclose(got.m2, neighbours.m2, rtol=1e-5)
 
@@ -95,9 +96,9 @@ def test_a_reciprocal_of_two_words_divides_right() -> None:
 
     That is rows of 2^30 elements; beyond, the bound no longer holds.
 
-    d / n is no midpoint of two fp32 numbers (that has 25 significant bits and would have to divide d's 24 times a power
-    of two), and |d / n - midpoint| is at least 2^-25 / n of it: the numerators differ by at least one. So an error below
-    that, relative, before the one rounding cannot change the result. The bound of that error is worked out for every n.
+    d / n is no midpoint of two fp32 numbers (that has 25 significant bits and would have to divide d's 24 times a
+    power of two), and |d / n - midpoint| is at least 2^-25 / n of it: the numerators differ by at least one. So an
+    error below that, relative, before the one rounding cannot change the result. Its bound is worked out for every n.
     """
     n = np.arange(1, 2**21 + 1, dtype=np.float64)
     hi = (np.float32(1) / n.astype(np.float32)).astype(np.float64)
