@@ -7,9 +7,10 @@ torch beyond CPU tensors, nor any GPU.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -185,7 +186,8 @@ class Rehearsal:
         self.space = space
 
     def forward(self, rows: int, n: int, precision: str, address: int = 0) -> None:
-        """One call on x (rows, n). ValueError where the file does not take the shape."""
+        """One call on x (rows, n), and as many more of that shape as forward requires. ValueError for a shape that
+        the file does not take."""
         import torch
 
         dtype, kept = dtype_of(precision), torch.Tensor.data_ptr
@@ -199,7 +201,7 @@ class Rehearsal:
         torch.Tensor.data_ptr = lambda tensor: address if tensor is x else 0  # type: ignore[assignment,method-assign]
         try:
             with torch.no_grad():
-                self._model[1](x)
+                self._model[1](x, *(torch.empty_like(x) for _ in range(_required(self._model[1].forward) - 1)))
             self.launched += 1
         finally:
             torch.Tensor.data_ptr = kept  # type: ignore[method-assign]
@@ -207,6 +209,13 @@ class Rehearsal:
     def refused(self) -> list[str]:
         """Every launch so far that the driver would refuse, each rule once, in words. NotCompiled without NVRTC."""
         return [line for module in self.modules.values() for line in refused_launches(module, module.facts)]
+
+
+def _required(call: Callable[..., Any]) -> int:
+    """How many arguments by position it cannot do without."""
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    given = inspect.signature(call).parameters.values()
+    return sum(each.kind in by_position and each.default is each.empty for each in given)
 
 
 def refused_launches(module: Recorder, facts: Mapping[str, KernelFacts]) -> list[str]:

@@ -128,3 +128,14 @@ def test_command_runs_a_file_in_its_cell(tmp_path: Path, capsys: pytest.CaptureF
     assert resources.main([str(path), "--budget", str(tmp_path / "none.toml")]) == 1
     assert "edits: RUNTIME_ERROR: " in capsys.readouterr().out
     assert victim.read_text() == "honest"
+
+
+@pytest.mark.parametrize(("given", "inputs"), [("x", 1), ("x, residual", 2), ("x, residual=None", 1), ("x, *more", 1)])
+def test_a_forward_gets_as_many_tensors_as_it_requires(given: str, inputs: int) -> None:
+    source = (FOLDER / "split_flat.py").read_text("utf-8")
+    head, class_, _ = source.partition("class ModelNew")
+    seen = f"        SEEN.append(sum(t is not None for t in ({given.split('=')[0]},)))\n"
+    body = f"(nn.Module):\n    def __init__(self, shape):\n        super().__init__()\n\n    def forward(self, {given}):\n"
+    rehearsal = compile_gate.Rehearsal(f"SEEN = []\n{head}{class_}{body}{seen}", DEVICES["sm_90"])
+    rehearsal.forward(3, 8, "fp32")
+    assert rehearsal.space["SEEN"] == [inputs]
