@@ -135,7 +135,9 @@ def test_a_forward_gets_as_many_tensors_as_it_requires(given: str, inputs: int) 
     source = (FOLDER / "split_flat.py").read_text("utf-8")
     head, class_, _ = source.partition("class ModelNew")
     seen = f"        SEEN.append(sum(t is not None for t in ({given.split('=')[0]},)))\n"
-    body = f"(nn.Module):\n    def __init__(self, shape):\n        super().__init__()\n\n    def forward(self, {given}):\n"
+    body = (
+        f"(nn.Module):\n    def __init__(self, shape):\n        super().__init__()\n\n    def forward(self, {given}):\n"
+    )
     rehearsal = compile_gate.Rehearsal(f"SEEN = []\n{head}{class_}{body}{seen}", DEVICES["sm_90"])
     rehearsal.forward(3, 8, "fp32")
     assert rehearsal.space["SEEN"] == [inputs]

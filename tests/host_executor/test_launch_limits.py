@@ -35,7 +35,9 @@ GPUS = {
     "H200": H200_LIMITS, "A100": A100_LIMITS, "L40S": L40S_LIMITS, "RTX3090": RTX3090_LIMITS, "RTX5090": RTX5090_LIMITS,
 }  # fmt: skip
 MEMORY = {"H200": 141e9, "A100": 80e9, "L40S": 48e9, "RTX3090": 24e9, "RTX5090": 32e9}  # bytes; x and y must fit
-FOLDERS = (FOLDER, FOLDER.parent / "local_layernorm_tokens")
+FOLDERS = tuple(
+    FOLDER.parent / name for name in ("level1_40", "local_layernorm_tokens", "local_residual_layernorm_tokens")
+)
 CANDIDATES = {
     path.stem: (path.read_text("utf-8"), row.precision)
     for folder in FOLDERS
