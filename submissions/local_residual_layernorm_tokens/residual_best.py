@@ -27,7 +27,7 @@ from torch import nn
 WARP = 32
 ROW_BLOCK = 128  # threads of a block that holds several rows: small, so that its rows end at about the same time
 WARP_HELD = (1, 2, 4)  # vectors a lane keeps in registers where a warp has the row: one kernel each
-BLOCK_HELD = {2: 512, 4: 512, 8: 1024}  # where a block has it: one kernel each, and its most threads
+BLOCK_HELD = {2: 512, 4: 512, 8: 512}  # where a block has it: one kernel each, and its most threads
 WIDE_THREADS, WIDE_HELD = 1024, 4  # beyond: 64 registers a thread, so most of the row in shared memory
 ACCESS = 16  # bytes
 STATIC_SHARED = 1024  # bytes a block uses beside its slots, rounded up
@@ -399,7 +399,7 @@ extern "C" __global__ void __launch_bounds__(512) row_by_block_4(
 {
     by_block<4, false>(x, residual, gamma, beta, y, n, eps, nullptr, 0);
 }
-extern "C" __global__ void __launch_bounds__(1024) row_by_block_8(
+extern "C" __global__ void __launch_bounds__(512) row_by_block_8(
     const Element* __restrict__ x, const Element* __restrict__ residual, const Element* __restrict__ gamma,
     const Element* __restrict__ beta, Element* __restrict__ y, int n, float eps)
 {

@@ -35,9 +35,8 @@ GPUS = {
     "H200": H200_LIMITS, "A100": A100_LIMITS, "L40S": L40S_LIMITS, "RTX3090": RTX3090_LIMITS, "RTX5090": RTX5090_LIMITS,
 }  # fmt: skip
 MEMORY = {"H200": 141e9, "A100": 80e9, "L40S": 48e9, "RTX3090": 24e9, "RTX5090": 32e9}  # bytes; x and y must fit
-FOLDERS = tuple(
-    FOLDER.parent / name for name in ("level1_40", "local_layernorm_tokens", "local_residual_layernorm_tokens")
-)
+RESIDUAL = FOLDER.parent / "local_residual_layernorm_tokens"
+FOLDERS = (FOLDER, FOLDER.parent / "local_layernorm_tokens", RESIDUAL)
 CANDIDATES = {
     path.stem: (path.read_text("utf-8"), row.precision)
     for folder in FOLDERS
@@ -78,8 +77,12 @@ OFTEN = ("H200", "RTX3090")  # the one measured on, and one with little shared m
 ON = [pytest.param(gpu, marks=[] if gpu in OFTEN else [pytest.mark.slow]) for gpu in GPUS]
 
 
+SELDOM = read_declarations(RESIDUAL)  # the walk of token_best over two inputs
+STEMS = [pytest.param(stem, marks=[pytest.mark.slow] if stem in SELDOM else []) for stem in CANDIDATES]
+
+
 @pytest.mark.parametrize("gpu", ON)
-@pytest.mark.parametrize("stem", CANDIDATES)
+@pytest.mark.parametrize("stem", STEMS)
 def test_driver_would_take_every_launch(stem: str, gpu: str) -> None:
     source, precisions = CANDIDATES[stem]
     widest = 4 if "fp32" in precisions else 2  # bytes of an element
