@@ -16,7 +16,10 @@ FILE = ROOT / "submissions" / "local_residual_layernorm_tokens" / "residual_best
 # Largest difference from float64 in units of the largest output.
 TOLERANCE = {"fp32": 1e-6, "fp16": 1e-3, "bf16": 8e-3}
 # (tokens, hidden): lanes, each held count of a warp and of a block, an odd size; LARGE: shared memory, and beyond it.
-SHAPES = ((5, 3), (2, 17), (2, 100), (2, 128), (1, 256), (1, 512), (1, 1023), (2, 2048), (1, 8192), (1, 16_392))
+SHAPES = (
+    (5, 3), (2, 17), (2, 100), (2, 128), (1, 256), (1, 512), (1, 768), (1, 1023), (2, 2048), (1, 8192), (1, 12_288),
+    (1, 16_392),
+)  # fmt: skip
 LARGE = ((1, 40_000), (1, 65_536), (1, 100_003), (1, 330_000))
 
 
