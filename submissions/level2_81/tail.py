@@ -2,7 +2,7 @@
 
 Contract: tolerance. x (batch, in_features) fp32.
 Behind the product: swish, halved, clamped to [-1, 1], tanh, clamped again;
-in one pass in place, each step rounded as eager rounds it; the functions are the device's own, as eager's are.
+in one go and in place, each step rounded as eager rounds it; the functions are the device's own, as eager's are.
 
 Inference only. The experiment this restates is public: see README.md.
 """
