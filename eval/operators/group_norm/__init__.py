@@ -1,1 +1,1 @@
-"""(x - mean) / sqrt(var + eps) over groups of channels of an image: group_norm, and instance_norm as the groups of one."""
+"""(x - mean) / sqrt(var + eps) over groups of channels: group_norm; instance_norm is that of groups of one."""

@@ -8,11 +8,12 @@ InstanceNorm without parameters is `native_batch_norm` of the planes (`batch_nor
 threads have pixels, the others of 512 a count of nothing; lanes meet at distances 1 to 16, warps likewise, by a factor
 rounded from float64. y = (x - mean) rstd + 0, fused.
 
-rstd is the correctly rounded reciprocal root here; the device's may be two ulps off. Two products added in the
-meeting of an instance norm are taken to fuse the first of them: where all counts are powers of two nothing depends on it.
+rstd is the correctly rounded reciprocal root here; the device's may be two ulps off. Where lanes of an instance norm
+meet, two products are added, and the first is taken to be the fused one: with counts that are powers of two it does not
+matter.
 
-Credit: the orders are those of `group_norm_kernel.cu`, `block_reduce.cuh`, `SharedReduceOps.h` and `Normalization.cuh` of
-PyTorch, (c) the PyTorch contributors, BSD-style licence (licenses/PYTORCH_251_LICENSE.txt).
+Credit: the orders are those of `group_norm_kernel.cu`, `block_reduce.cuh`, `SharedReduceOps.h` and `Normalization.cuh`
+of PyTorch, (c) the PyTorch contributors, BSD-style licence (licenses/PYTORCH_251_LICENSE.txt).
 """
 
 from __future__ import annotations
