@@ -6,6 +6,7 @@ test_rules.py has the rules that hold for every file.
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ TAILS = [key for key in SOURCES if key[0] in TASKS[2:]]
 LIBRARY = [key for key, source in SOURCES.items() if "\nCUDA_SOURCE = " not in source]
 SHAPES = ((5, 64, 96), (7, 4096, 33), (3, 30, 50), (9, 2052, 12), (2, 9000, 20))  # batch, inputs, outputs
 LAYER = {"level2_53": "gemm", "level2_81": "gemm", "level2_95": "matmul"}
+LIBRARY_FLUSHES = {"ex2.approx.ftz.f32", "rcp.approx.ftz.f32"}  # inside expf, tanhf and erff, of scaled arguments
 # Zeros, subnormal, smallest normal and largest numbers, the limits of the clamps and what lies behind them.
 BOUNDARY = (
     0.0, -0.0, 1e-45, -1e-45, 1.1754942e-38, -1.1754942e-38, 1.1754944e-38, -1.1754944e-38, 0.5, -0.5, 1.0, -1.0,
@@ -87,8 +89,11 @@ def test_a_collapse_is_the_task_in_real_numbers(key: tuple[str, str]) -> None:
             y = model(x)
             truth = expected(key[0], model, x)
             assert not poisoned(y).any() and y.shape == truth.shape
-            spread = x.double().abs() @ model.state_dict().get("weight", torch.zeros(1, inputs)).double().abs().sum(0)
-            size = truth.abs() + (spread.reshape(-1, 1) / math.sqrt(inputs * outputs) if key[0] == "level2_14" else 0)
+            terms = torch.full((batch, 1), abs(scale), dtype=torch.float64)  # what is added, where it cancels
+            if key[0] == "level2_14":
+                terms = x.double().abs() @ model.weight.detach().double().abs().sum(0, keepdim=True).T
+                terms /= math.sqrt(inputs * outputs)
+            size = truth.abs() + terms
             assert ((y - truth).abs() <= limit * size).all(), f"{(batch, inputs, outputs)} x {scale}"
     never = set(kernel_names(space["CUDA_SOURCE"], (*space["NVRTC_OPTIONS"], "-DWIDE=1", "-DHELD=1")))
     never -= set(space["host_executor"].launches)
@@ -162,7 +167,8 @@ def test_boundary_values_come_out_as_from_the_operators(key: tuple[str, str]) ->
     assert torch.equal(got.isnan(), want.isnan()) and torch.equal(
         got.signbit()[~want.isnan()], want.signbit()[~want.isnan()]
     )
-    torch.testing.assert_close(got, want, rtol=1e-6, atol=0, equal_nan=True)
+    torch.testing.assert_close(got, want, rtol=1e-6, atol=3e-7, equal_nan=True)  # 1 + erf(v) cancels where v is -4
+    assert torch.equal(got[:, :8], want[:, :8]), "zeros and the smallest numbers have no last bits to differ in"
 
 
 def test_the_clamps_that_can_never_act() -> None:
@@ -214,12 +220,15 @@ def test_compiles_for_sm_90_within_its_budget(key: tuple[str, str]) -> None:
     budget = compile_gate.read_budget(TESTS / "resource_budget.toml")
     space: dict[str, Any] = {}
     exec(SOURCES[key], space)
-    wide = space.get("WIDE")
-    found = []
+    wide, found = space.get("WIDE"), []
+    calls_the_library = re.search(r"\b(erff?|expf|tanhf)\(", space["CUDA_SOURCE"])
     for build in [()] if wide is None else [(f"-DWIDE={wide}", f"-DHELD={held}") for held in (1, 4)]:
         options = space["NVRTC_OPTIONS"] + build
         compiled = compile_gate.compile_source(space["CUDA_SOURCE"], options, "sm_90")
         found += compile_gate.findings(key[1], space["CUDA_SOURCE"], options, "sm_90", compiled, budget[key[1]])
-    # expf, tanhf and erff are the library's own, whose products and sums have no rounding mode.
-    found = [line for line in found if not (wide is None and "without rounding mode" in line)]
+        # expf, tanhf and erff are the library's own: sums without rounding mode, and exponentials whose argument is small.
+        flushing = set(re.findall(r"\S+\.ftz\S*", compiled.ptx))
+        assert flushing <= LIBRARY_FLUSHES, flushing
+    if calls_the_library:
+        found = [line for line in found if "without rounding mode" not in line and "flushes subnormals" not in line]
     assert not found, "\n".join(found)
