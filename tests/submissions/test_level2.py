@@ -227,7 +227,7 @@ def test_compiles_for_sm_90_within_its_budget(key: tuple[str, str]) -> None:
         options = space["NVRTC_OPTIONS"] + build
         compiled = compile_gate.compile_source(space["CUDA_SOURCE"], options, "sm_90")
         found += compile_gate.findings(key[1], space["CUDA_SOURCE"], options, "sm_90", compiled, budget[key[1]])
-        # expf, tanhf and erff are the library's own: sums without rounding mode, and exponentials whose argument is small.
+        # expf, tanhf and erff are the library's own: sums without rounding mode, exponentials of scaled arguments.
         flushing = set(re.findall(r"\S+\.ftz\S*", compiled.ptx))
         assert flushing <= LIBRARY_FLUSHES, flushing
     if calls_the_library:
