@@ -35,8 +35,9 @@ GPUS = {
     "H200": H200_LIMITS, "A100": A100_LIMITS, "L40S": L40S_LIMITS, "RTX3090": RTX3090_LIMITS, "RTX5090": RTX5090_LIMITS,
 }  # fmt: skip
 MEMORY = {"H200": 141e9, "A100": 80e9, "L40S": 48e9, "RTX3090": 24e9, "RTX5090": 32e9}  # bytes; x and y must fit
-CANDIDATES = {path.stem: (path.read_text("utf-8"), precisions) for path, precisions in cuda_files().values()}
-GRIDS = {path.stem: read_task_file(path.parent).grid for path, _ in cuda_files().values()}
+CANDIDATES = {name: (path.read_text("utf-8"), precisions) for name, (path, precisions) in cuda_files().items()}
+GRIDS = {name: read_task_file(path.parent).grid for name, (path, _) in cuda_files().items()}
+ACCURATE = "level1_40/oracle_accurate"
 WIDTHS = (
     *range(1, 41),
     *(power + off for power in (1 << k for k in range(6, 23)) for off in (-4, -1, 0, 1, 4)),
@@ -69,24 +70,30 @@ def test_shapes_are_a_thousand_and_hold_the_boundaries() -> None:
     assert named <= set(WIDTHS)
 
 
-OFTEN = ("H200", "RTX3090")  # the one measured on, and one with little shared memory; `make test-all` takes all five
-ON = [pytest.param(gpu, marks=[] if gpu in OFTEN else [pytest.mark.slow]) for gpu in GPUS]
+# Files that `make test` asks at every shape, of the GPU measured on and of one with little shared memory; of the others it
+# takes the first alone and one shape in so many (a prime: every number of rows and every width has its turn).
+# `make test-all` takes all five, and every shape.
+LAYER_NORMS = ("level1_40/", "local_layernorm_tokens/")
+THINNED = 23
+ON = [
+    pytest.param(
+        name,
+        gpu,
+        marks=[] if gpu == "H200" or (gpu == "RTX3090" and name.startswith(LAYER_NORMS)) else [pytest.mark.slow],
+        id=f"{name}-{gpu}",
+    )
+    for name in CANDIDATES
+    for gpu in GPUS
+]
 
 
-# Files that `make test` asks at every shape, as it has always done; of the others it takes every third (3 divides no
-# number of row counts), and `make test-all` the rest.
-LAYER_NORMS = ("level1_40", "local_layernorm_tokens")
-OF_ROWS = [path.stem for path, _ in cuda_files().values() if path.parent.name in LAYER_NORMS]
-THINNED = 3
-
-
-@pytest.mark.parametrize("gpu", ON)
-@pytest.mark.parametrize("stem", CANDIDATES)
-def test_driver_would_take_every_launch(stem: str, gpu: str) -> None:
-    source, precisions = CANDIDATES[stem]
+@pytest.mark.parametrize(("name", "gpu"), ON)
+def test_driver_would_take_every_launch(name: str, gpu: str, request: pytest.FixtureRequest) -> None:
+    source, precisions = CANDIDATES[name]
+    stem = name.partition("/")[2]
     widest = 4 if "fp32" in precisions else 2  # bytes of an element
-    step = THINNED if gpu in OFTEN and stem not in OF_ROWS else 1
-    shapes = [each.at(rows, n) for at, each in enumerate(GRIDS[stem]) for rows, n in SHAPES[at::step]]
+    step = 1 if name.startswith(LAYER_NORMS) or request.config.getoption("--slow") else THINNED
+    shapes = [each.at(rows, n) for at, each in enumerate(GRIDS[name]) for rows, n in SHAPES[at::step]]
     shapes = [shape for shape in shapes if 2 * widest * shape.elements <= MEMORY[gpu]]
     assert len(shapes) >= 1000 / step
     rehearsal, own = rehearsed(source, precisions, GPUS[gpu], shapes)
@@ -118,16 +125,16 @@ OLD_GEOMETRY = (
 @pytest.mark.parametrize("now,before,words", [OLD_BOUNDS, OLD_GEOMETRY], ids=["bounds", "geometry"])
 @pytest.mark.parametrize("n", [8196, 10_000, 12_288, 16_384])
 def test_what_was_wrong_is_found_when_put_back(now: str, before: str, words: str, n: int) -> None:
-    source, precisions = CANDIDATES["oracle_accurate"]
+    source, precisions = CANDIDATES[ACCURATE]
     assert source.count(now) == 1
-    shape = GRIDS["oracle_accurate"][0].at(3, n)
+    shape = GRIDS[ACCURATE][0].at(3, n)
     rehearsal, _ = rehearsed(source.replace(now, before), precisions, H200_LIMITS, [shape])
     refused = rehearsal.refused()
     assert len(refused) == len(precisions) and all(words in line and f"3x{n}" in line for line in refused), refused
 
 
 def test_host_refuses_what_was_wrong() -> None:
-    source, _ = CANDIDATES["oracle_accurate"]
+    source, _ = CANDIDATES[ACCURATE]
     space: dict[str, Any] = {"__name__": "candidate"}
     exec(compile(source.replace(*OLD_BOUNDS[:2]), "candidate", "exec"), space)
     host = Host(space["CUDA_SOURCE"], options=space["NVRTC_OPTIONS"])
@@ -185,8 +192,7 @@ def test_reader_gives_the_facts_of_known_kernels(arch: str) -> None:
 
 # Seconds of NVRTC for a candidate: `make test` reads the oldest form of a cubin and the newest, the kernels all six.
 READ = [("known", arch) for arch in DEVICES] + [
-    pytest.param("oracle_accurate", arch, marks=[] if arch in ("sm_80", "sm_120") else [pytest.mark.slow])
-    for arch in DEVICES
+    pytest.param(ACCURATE, arch, marks=[] if arch in ("sm_80", "sm_120") else [pytest.mark.slow]) for arch in DEVICES
 ]
 
 

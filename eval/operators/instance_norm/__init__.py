@@ -1,0 +1,1 @@
+"""Each plane of an image by its own mean and variance, without parameters."""
