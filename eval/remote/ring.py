@@ -159,9 +159,14 @@ class CallRing:
         if only_still and not still:
             self.release()
             raise NotStill
+        channel = self.worker.channel
+        channel.busy = self.on_gpu  # on a CPU the core may be the candidate's
         started = clock()
-        reply = self._ask("batch", _AT_FORM, words, timeout_s=timeout_s, sent=self.release)
-        done = clock()
+        try:
+            reply = self._ask("batch", _AT_FORM, words, timeout_s=timeout_s, sent=self.release)
+            done = clock()
+        finally:
+            channel.busy = False
         batch = CallBatch(list(order), done - started, list(reply["at"]), None, [], [], still=still)
         if self.on_gpu and len(batch.at) == answers:
             batch.sample = self.mappings.sample(batch.at, places, self.answer_bytes)

@@ -45,9 +45,12 @@ class NoNull:
     """A null candidate whose batches take no time: nothing of it is counted work."""
 
     def __init__(self, *arguments: Any) -> None:
-        self.before_ms, self.looked_ms = [0.0], 0.0
+        self.before_ms, self.looked_ms = 0.0, 0.0
 
     def load(self, calls: int) -> None:
+        pass
+
+    def match(self, call_ms: float) -> None:
         pass
 
     def run(self, calls: int, last: Any = None) -> float:

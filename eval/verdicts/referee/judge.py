@@ -240,6 +240,7 @@ class _Run:
         if plan.many > match.slots:
             match.slots = plan.many
             match.batch(plan.many)
+        self.null.match(call_ms)
         for _ in range(2):
             for calls in (plan.few, plan.many):
                 self.null.run(calls)

@@ -8,7 +8,6 @@ what the null candidate's batches cost by themselves: (T(n) - null)/n, which sma
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,6 +18,7 @@ RESAMPLES, SEED, CONFIDENCE = 2000, 913, 0.95
 # candidate can gain by it, since slope >= (T(many) - its intercept) / many.
 SHARE = 0.03
 SLOPE, BATCH = "slope", "batch"
+NOISE_MS = 0.1  # of what a batch costs by itself
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ class Estimate:
     null_intercept_ms: float
 
 
-def null_of(during: tuple[Sequence[float], Sequence[float]], before: Sequence[float], calls: tuple[int, int]) -> float:
-    """The null candidate's intercept, ms, from its batches of few and of many in the rounds; at most its quickest
-    batch of few before the candidate was there, which no candidate can have delayed."""
-    return min(intercept_of(*during, calls), min(before, default=math.inf))
+def null_of(during: tuple[Sequence[float], Sequence[float]], before_ms: float, calls: tuple[int, int]) -> float:
+    """The null candidate's intercept, ms, from its batches of few and of many in the rounds; hardly more than before the
+    candidate was there, which no candidate can have delayed."""
+    return min(intercept_of(*during, calls), before_ms + NOISE_MS)
 
 
 def slope_of(few: Sequence[float], many: Sequence[float], calls: tuple[int, int]) -> float:

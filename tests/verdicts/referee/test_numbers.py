@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from kbsub.eval.verdicts.referee.numbers import BATCH, SHARE, SLOPE, estimate, null_of
+from kbsub.eval.verdicts.referee.numbers import BATCH, NOISE_MS, SHARE, SLOPE, estimate, null_of
 
 CALLS = (8, 24)
 COST, CALL = 0.8, 0.28  # ms of a batch by itself, ms of a call
@@ -71,8 +71,8 @@ def test_who_sleeps_in_some_of_the_small_batches_has_no_interval_that_begins_bel
 
 def test_what_the_null_candidate_costs_is_no_more_than_it_cost_before_there_was_a_candidate():
     delayed = ([COST + 2.0] * 5, [COST + 2.0] * 5)  # a kernel left running would delay it, and with it be paid back
-    assert null_of(delayed, [COST + 0.3, COST, COST + 0.1], CALLS) == pytest.approx(COST)
-    assert null_of(([COST] * 5, [COST] * 5), [COST + 0.3], CALLS) == pytest.approx(COST)
+    assert null_of(delayed, COST, CALLS) == pytest.approx(COST + NOISE_MS)
+    assert null_of(([COST] * 5, [COST] * 5), COST + 0.3, CALLS) == pytest.approx(COST)
 
 
 def test_who_says_done_a_time_slice_early_in_large_batches_gains_nothing():
