@@ -1,6 +1,6 @@
 """What `kbsub eval` takes beside upstream's own work: whole processes, several trees of this project in turn.
 
-    kbsub measure own_time --tree before=../beforeefore --tree after=. --out results/h200/own_time.json
+    kbsub measure own_time --tree before=../before --tree after=. --out results/h200/own_time.json
 
 Each round starts, one after the other and in another order each time, `kbsub eval FILE --only official` of each tree
 (a checkout of this repository) and a bare process that does nothing but upstream's part: it imports torch and the
