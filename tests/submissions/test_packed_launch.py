@@ -31,10 +31,12 @@ def test_its_text_is_the_same_in_every_file() -> None:
 
 
 class Driver:
-    """Stands where the driver of CuPy stands: reads each argument where it is said to lie, as wide as it is declared."""
+    """Stands where CuPy's driver stands: reads each argument where it is said to lie, as wide as it is declared."""
 
     def __init__(self) -> None:
-        self.context, self.widths, self.launches = HERE, [], []  # type: ignore[var-annotated]
+        self.context = HERE
+        self.widths: list[int] = []  # of the arguments, in bytes
+        self.launches: list[tuple[tuple[int, ...], list[bytes]]] = []
 
     def ctxGetCurrent(self) -> int:  # the driver's own name
         return self.context
@@ -52,9 +54,12 @@ def loaded(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Any], 
     space: dict[str, Any] = {}
     exec(compile(FILES[name], name, "exec"), space)
 
-    class Module(space["CudaModule"]):  # type: ignore[misc]
+    of_loader: Any = space["CudaModule"]
+
+    class Module(of_loader):  # type: ignore[misc]
         def __init__(self) -> None:
-            self.driver, self.index, self.noted = Driver(), 0, []
+            self.driver, self.index = Driver(), 0
+            self.noted: list[tuple[Any, ...]] = []
 
         def kernel(self, kernel: str, shared_bytes: int) -> Any:
             return type("Function", (), {"ptr": FUNCTION})
@@ -115,8 +120,13 @@ def test_cupys_call_is_taken_while_another_context_is_current(name: str, monkeyp
 @every
 def test_a_call_of_known_facts_is_one_look_up(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     space, _ = loaded(name, monkeypatch)
-    model, asked, checked = model_of(space, name), [], space["require_supported"]
-    space["require_supported"] = lambda x: (asked.append(x), checked(x))
+    model, checked, asked = model_of(space, name), space["require_supported"], []
+
+    def noted(x: torch.Tensor) -> None:
+        asked.append(x)
+        checked(x)
+
+    space["require_supported"] = noted
     shape = shapes_of(name)[0]
     for _ in range(3):
         model(torch.rand(shape))
