@@ -26,6 +26,7 @@ import math
 import os
 import pathlib
 import tempfile
+from _thread import get_ident
 from typing import NamedTuple
 
 import numpy as np
@@ -90,21 +91,23 @@ __device__ __forceinline__ float rms_of(float total, float share, float eps)
 {
     return stored(__fsqrt_rn(stored(__fadd_rn(stored(__fmul_rn(total, share)), eps))));
 }
-// x / d, rounded once, as __fdiv_rn. With r = 1 / d rounded, a quotient and two corrections, each by its remainder:
-// the second starts within an ulp, and no quotient of fp32 numbers is so near to a tie that what is left can matter.
-struct Divisor {
-    float d, r;
-    bool plain;  // nothing on the way leaves the normal numbers, for an x that is as plain
-};
-__device__ __forceinline__ bool is_plain(float v) { return v > 1e-18f && v < 1e18f; }
-__device__ __forceinline__ Divisor divisor(float d) { return Divisor{d, __frcp_rn(d), is_plain(d)}; }
-__device__ __forceinline__ float over(float x, Divisor by)
+// x / d, rounded once, as __fdiv_rn, where nothing on the way leaves the normal numbers: r = 1 / d rounded, a quotient,
+// and one correction by its remainder. What the correction leaves is below 3 * 2^-24 ulp; the quotients of fp32 numbers
+// that lie so near to a tie were enumerated, and each is right (tests/submissions/test_one_correction.py).
+__device__ __forceinline__ bool is_plain(float d) { return d > 1e-18f && d < 1e18f; }
+__device__ __forceinline__ bool is_above(float x) { return fabsf(x) > 1e-18f; }  // too large: then d is not plain
+__device__ __forceinline__ float over(float x, float d, float r)
 {
-    if (!(by.plain && is_plain(fabsf(x))))
-        return __fdiv_rn(x, by.d);
-    float q = __fmul_rn(x, by.r);
-    q = __fmaf_rn(__fmaf_rn(-by.d, q, x), by.r, q);
-    return __fmaf_rn(__fmaf_rn(-by.d, q, x), by.r, q);
+    const float q = __fmul_rn(x, r);
+    return __fmaf_rn(__fmaf_rn(-d, q, x), r, q);
+}
+__device__ __forceinline__ float4 over(float4 x, float4 d, float4 r)
+{
+    return make_float4(over(x.x, d.x, r.x), over(x.y, d.y, r.y), over(x.z, d.z, r.z), over(x.w, d.w, r.w));
+}
+__device__ __forceinline__ float4 over(float4 x, float4 d)
+{
+    return make_float4(__fdiv_rn(x.x, d.x), __fdiv_rn(x.y, d.y), __fdiv_rn(x.z, d.z), __fdiv_rn(x.w, d.w));
 }
 __device__ __forceinline__ float4 add(float4 a, float4 b)
 {
@@ -153,13 +156,23 @@ extern "C" __global__ void __launch_bounds__(4 * LANES) pixels_held(
         return;
     const float4 a = part[0][lane], b = part[1][lane], c = part[2][lane], d = part[3][lane];
     const float4 total = split ? add(add(a, c), add(b, d)) : add(add(add(a, b), c), d);
-    const Divisor x_by = divisor(rms_of(total.x, share, eps)), y_by = divisor(rms_of(total.y, share, eps));
-    const Divisor z_by = divisor(rms_of(total.z, share, eps)), w_by = divisor(rms_of(total.w, share, eps));
+    const float4 rms = make_float4(rms_of(total.x, share, eps), rms_of(total.y, share, eps),
+                                   rms_of(total.z, share, eps), rms_of(total.w, share, eps));
+    bool plain = is_plain(rms.x) && is_plain(rms.y) && is_plain(rms.z) && is_plain(rms.w);
 #pragma unroll
-    for (int m = 0; m < HELD; ++m) {
+    for (int m = 0; m < HELD; ++m) {  // one branch a thread: one for every quotient costs more than the quotient
         const float4 f = unpack(held[m]);
-        __stcs(y + first + m * step, pack(make_float4(over(f.x, x_by), over(f.y, y_by),
-                                                      over(f.z, z_by), over(f.w, w_by))));
+        plain = plain & is_above(f.x) & is_above(f.y) & is_above(f.z) & is_above(f.w);
+    }
+    if (plain) {
+        const float4 r = make_float4(__frcp_rn(rms.x), __frcp_rn(rms.y), __frcp_rn(rms.z), __frcp_rn(rms.w));
+#pragma unroll
+        for (int m = 0; m < HELD; ++m)
+            __stcs(y + first + m * step, pack(over(unpack(held[m]), rms, r)));
+    } else {
+#pragma unroll
+        for (int m = 0; m < HELD; ++m)
+            __stcs(y + first + m * step, pack(over(unpack(held[m]), rms)));
     }
 }
 
@@ -346,6 +359,64 @@ def cuda_module(source: str, options: tuple, index: int) -> CudaModule:
 # ---- end of loader ----
 
 
+# ---- packed launch: byte-identical in the files of the channel norms; a test says so ----
+def facts(x: torch.Tensor) -> tuple:
+    """What the launch for x depends on: shape, dtype, device, the address modulo 16 (None where x is not contiguous).
+
+    Of a tensor that is not an ordinary one nothing else may be asked. The thread, since a packed launch is not shared.
+    """
+    if x.layout != torch.strided or x.is_nested:
+        return ()
+    return x.shape, x.dtype, x.device, x.data_ptr() % 16 if x.is_contiguous() else None, get_ident()
+
+
+class PackedLaunch:
+    """One launch that is made again and again, by one thread: its arguments lie packed, two addresses change.
+
+    CuPy's own call makes an object of every argument and of the stream, half of the host's time for a call. It is still
+    taken until the context is known, in which the kernel then runs; where another context is current, or none; and for
+    a module that is not the loader's.
+    """
+
+    def __init__(self, module, index: int, name: str, grid: tuple, block: tuple, scalars: tuple, shared_bytes: int = 0):
+        """scalars: of numpy, of the kernel's own types; they follow the addresses of x and y."""
+        self.module, self.index, self.context = module, index, 0
+        self.launch = (name, grid, block), scalars, shared_bytes
+        if not isinstance(module, CudaModule):
+            return
+        self.words = np.zeros(2 + len(scalars), np.uint64)
+        for at, scalar in enumerate(scalars, 2):
+            self.words[at : at + 1].view(scalar.dtype)[0] = scalar  # the low bytes of its word
+        first = self.words.ctypes.data
+        self.pointers = np.array([first + 8 * at for at in range(len(self.words))], np.uint64)
+        sizes = (*(grid + (1, 1))[:3], *(block + (1, 1))[:3], shared_bytes)
+        driver, function = module.driver, module.kernel(name, shared_bytes)
+        self.current_context, self.current_stream = driver.ctxGetCurrent, torch._C._cuda_getCurrentRawStream
+        self.run = functools.partial(driver.launchKernel, function.ptr, *sizes)
+        self.parameters = self.pointers.ctypes.data
+
+    def __call__(self, of_x: int, of_y: int):
+        """On the current stream; the addresses of x and y."""
+        if self.context and self.context == self.current_context():
+            words = self.words
+            words[0] = of_x
+            words[1] = of_y
+            self.run(self.current_stream(self.index), self.parameters, 0)
+            return
+        (name, grid, block), scalars, shared_bytes = self.launch
+        self.module.launch(name, grid, block, (of_x, of_y, *scalars), shared_bytes)
+        if isinstance(self.module, CudaModule) and torch.cuda.current_device() == self.index:
+            self.context = self.current_context()
+
+
+def no_launch(of_x: int, of_y: int):
+    """For an x without elements: a grid of no blocks is an error."""
+
+
+LAUNCHES: dict = {}  # by `facts` and what else a file's `planned` depends on
+# ---- end of packed launch ----
+
+
 ELEMENTS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
 
@@ -413,6 +484,26 @@ def require_supported(x: torch.Tensor):
         raise ValueError(f"x: shape {tuple(x.shape)}, one image must be smaller than 2^31 bytes")
 
 
+def planned(x: torch.Tensor, eps: float):
+    """The launch for tensors of the facts of x. ValueError for what the file does not take."""
+    require_supported(x)
+    if x.numel() == 0:
+        return no_launch
+    images, channels, pixels = x.shape[0], x.shape[1], math.prod(x.shape[2:])
+    index = x.device.index or 0
+    aligned = x.data_ptr() % (VECTOR * x.element_size()) == 0
+    plan = geometry(images, channels, pixels, x.dtype, aligned, device_limits(index))
+    shares = order_of(images, channels, pixels)
+    share = np.float32(images * pixels) / np.float32(x.numel())
+    if plan.kernel == "pixels_held":
+        vectors = pixels // VECTOR
+        sizes = (np.uint32(vectors), np.uint32(images * vectors), np.int32(shares == SHARES))
+    else:
+        sizes = (np.int32(channels), np.int32(pixels), np.int64(images * pixels), np.int32(shares.bit_length() - 1))
+    module = cuda_module(CUDA_SOURCE, NVRTC_OPTIONS + plan.options, index)
+    return PackedLaunch(module, index, plan.kernel, plan.grid, plan.block, (*sizes, share, np.float32(eps)))
+
+
 class ModelNew(nn.Module):
     def __init__(self, num_features: int, eps: float = 1e-5):
         super().__init__()
@@ -421,25 +512,13 @@ class ModelNew(nn.Module):
         self.num_features = num_features  # as in the reference, which never looks at it
         self.eps = eps
 
-    @torch.no_grad()
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x (batch, channels, *) -> the same shape and dtype. ValueError for what the file does not take."""
-        require_supported(x)
+        eps = float(self.eps)
+        key = (facts(x), eps)
+        launch = LAUNCHES.get(key)
+        if launch is None:
+            launch = LAUNCHES[key] = planned(x, eps)
         y = torch.empty_like(x)
-        if x.numel() == 0:
-            return y
-        images, channels, pixels = x.shape[0], x.shape[1], math.prod(x.shape[2:])
-        index = x.device.index or 0
-        aligned = x.data_ptr() % (VECTOR * x.element_size()) == 0
-        plan = geometry(images, channels, pixels, x.dtype, aligned, device_limits(index))
-        shares = order_of(images, channels, pixels)
-        share = np.float32(images * pixels) / np.float32(x.numel())
-        if plan.kernel == "pixels_held":
-            vectors = pixels // VECTOR
-            sizes = (np.uint32(vectors), np.uint32(images * vectors), np.int32(shares == SHARES))
-        else:
-            sizes = (np.int32(channels), np.int32(pixels), np.int64(images * pixels), np.int32(shares.bit_length() - 1))
-        arguments = (x.data_ptr(), y.data_ptr(), *sizes, share, np.float32(self.eps))
-        module = cuda_module(CUDA_SOURCE, NVRTC_OPTIONS + plan.options, index)
-        module.launch(plan.kernel, plan.grid, plan.block, arguments)
+        launch(x.data_ptr(), y.data_ptr())
         return y
