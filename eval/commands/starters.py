@@ -27,6 +27,7 @@ def command(
     size: Annotated[str, typer.Option(help="official, check or small; default: the largest that fits.")] = "",
     timeout: Annotated[float, typer.Option(help="Seconds for one file.", min=1.0)] = 300.0,
     budget: Annotated[float, typer.Option(help="Seconds after which no further file is begun.", min=1.0)] = 86400.0,
+    again: Annotated[bool, typer.Option("--again", help="Judge the files once more whose row is not OK.")] = False,
     out: Annotated[Path | None, typer.Option(help="The record; default runs/<gpu>/starters.json.")] = None,
     kernelbench: common.Checkout = None,
 ) -> None:
@@ -37,6 +38,7 @@ def command(
     \b
     kbsub starters --style torch --device cpu --size small
     kbsub starters --style triton,cuda-inline,cupy --first 20 --budget 540
+    kbsub starters --style triton --first 20 --again
     """
     from kbsub.eval.interface import judge
     from kbsub.eval.process.isolated import run_isolated
@@ -58,7 +60,9 @@ def command(
     started, left_out = time.monotonic(), 0
     for task in TASKS[:first]:
         for name in styles:
-            if f"{task}/{name}" in record["rows"]:
+            # Without --again a failure stays as recorded, so that a budget goes to files that were never tried.
+            known = record["rows"].get(f"{task}/{name}")
+            if known is not None and (known["status"] == "OK" or not again):
                 continue
             if time.monotonic() - started > budget:
                 left_out += 1
