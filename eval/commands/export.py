@@ -24,7 +24,7 @@ def command(
         Path | None,
         typer.Option(help="The checkout whose runs/ to write into (without --to), and whose checker to ask."),
     ] = None,
-    task: Annotated[str, typer.Option(help="level<L>_<id>, or the path of a reference program.")] = "level1_40",
+    task: common.Task = "",
     precision: Annotated[str, typer.Option(help="fp32, fp16 or bf16: which declared candidates to take.")] = "fp32",
     best: Annotated[str, typer.Option(help="Sample 0, the only one that upstream's analysis reads.")] = "",
     results: Annotated[
@@ -53,6 +53,7 @@ def command(
 
     if not run_name:
         common.stop("export", common.EXIT_USAGE, "--run-name: give one, such as --run-name my_run")
+    task = common.task_of("export", task, candidates or []).task
     try:
         checkout = find_checkout(kernelbench).path
         problem = resolve_task(task, kernelbench=checkout, precision=precision)
