@@ -320,26 +320,6 @@ def test_40_torch_starters_are_ok_on_a_cpu(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, call).output.startswith("40 of 40 OK"), "a second run judges nothing again"
 
 
-@pytest.mark.kernelbench
-def test_a_failed_starter_is_judged_once_more_only_with_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that goes on leaves failures alone; `--again` asks after those, and never after what is OK."""
-    from types import SimpleNamespace
-
-    said, asked = ["OOM", "OK", "ERROR"], []
-
-    def judge(file: Path, task: str, **_: Any) -> Any:
-        asked.append(task)
-        row = SimpleNamespace(status=said.pop(0), reason="", sha256="")
-        return SimpleNamespace(rows={"row": row}, certified=False)
-
-    monkeypatch.setattr("kbsub.eval.interface.judge", judge)
-    monkeypatch.setattr("kbsub.eval.process.isolated.run_isolated", lambda *_, **__: SimpleNamespace(value={}))
-    call = ["starters", "--style", "torch", "--device", "cpu", "--first", "1", "--out", str(tmp_path / "starters.json")]
-    codes = [CliRunner().invoke(app, [*call, *more]).exit_code for more in ([], [], ["--again"], ["--again"])]
-    assert codes == [1, 1, 0, 0]
-    assert len(asked) == 2
-
-
 @pytest.mark.slow
 @pytest.mark.kernelbench
 @pytest.mark.timeout(900)
