@@ -131,10 +131,11 @@ def judge(
     """Judge candidates as `kbsub eval` does.
 
     candidates: the path of a file, or several, or names in submissions/<task>. task: "level1_36", or the path of a
-    reference program; "": what the files say (kbsub.eval.tasks.meant), else level1_40, and `note` says so. only: the verdicts, of kbsub.eval.verdicts.register.KINDS. device: "" (a GPU where there is one),
-    "cuda:1", or "cpu", where CUDA_SOURCE kernels run through the host executor. timeout_s: of one verdict of one
-    candidate. size: official, check or small; "": for each verdict the largest that fits here. out: a result file to
-    keep; rows that are there already are kept. finished: called with each row.
+    reference program; "": what the files say (kbsub.eval.tasks.meant), else level1_40, and `note` says so. only: the
+    verdicts, of kbsub.eval.verdicts.register.KINDS. device: "" (a GPU where there is one), "cuda:1", or "cpu", where
+    CUDA_SOURCE kernels run through the host executor. timeout_s: of one verdict of one candidate. size: official, check
+    or small; "": for each verdict the largest that fits here. out: a result file to keep; rows that are there already
+    are kept. finished: called with each row.
 
     Raises TaskError (no such task or file), DeclarationError, ResultError (`out` is of another task or GPU),
     CheckoutError (one that was named and is not the pin), ValueError (no such verdict or device). What a candidate does
@@ -144,7 +145,9 @@ def judge(
         raise ValueError(f"only={unknown}: no such verdict; there are {', '.join(KINDS)}")
     names = _names(candidates)
     meant = meant_task(os.fspath(task), names)
-    plan = _plan(names, meant.task, only, precision, device, timeout_s, size, kernelbench, declarations, device == "cpu")
+    plan = _plan(
+        names, meant.task, only, precision, device, timeout_s, size, kernelbench, declarations, device == "cpu"
+    )
     rows, result = _run(plan, out, finished)
     return Verdicts(
         result,

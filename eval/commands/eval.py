@@ -174,7 +174,9 @@ def command(
     _summary(console, plan, rows, target, meant.note if failures(rows) else "")
     if form == "json":
         said = {"note": meant.note} if meant.note else {}
-        common.print_json({"task": plan.task.slug, "result": str(target), "rows": {r.key: r.fields for r in rows}, **said})
+        common.print_json(
+            {"task": plan.task.slug, "result": str(target), "rows": {r.key: r.fields for r in rows}, **said}
+        )
     raise typer.Exit(1 if failures(rows) else EXIT_UNCHECKED if any(row.unchecked for row in rows) else 0)
 
 

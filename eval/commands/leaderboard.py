@@ -23,6 +23,8 @@ def command(
     numbers_only: Annotated[
         bool, typer.Option("--numbers-only", help="Without words of the files' own errors, and without links to rows.")
     ] = False,
+    quiet: common.Quiet = False,
+    form: common.Format = "table",
 ) -> None:
     """Show run folders: pass@k, fast_p and geometric mean by upstream's definitions, this project's verdicts beside.
 
@@ -31,12 +33,14 @@ def command(
     \b
     kbsub leaderboard runs/model_a runs/model_b --out board
     kbsub leaderboard runs/model_a --k 1,5,10 --baseline runs/h200/baseline.json
+    kbsub leaderboard runs/model_a --out board --format json
     """
     from kbsub.eval.process.printable import shown_name
     from kbsub.eval.report.board import figures, page, words
     from kbsub.eval.results.files import write_text_atomic
     from kbsub.eval.results.model import write_json_atomic
 
+    console = common.console_of("leaderboard", form, quiet)
     ks = [int(each) for each in k.split(",") if each.strip().isdecimal() and int(each) > 0]
     if not ks or len(ks) != len(k.split(",")):
         common.stop("leaderboard", common.EXIT_USAGE, f"--k {k}: write numbers by comma, such as 1,5,10")
@@ -55,8 +59,10 @@ def command(
     write_text_atomic(out / "leaderboard.csv", words.rows_csv(board))
     write_json_atomic(out / "leaderboard.json", board)
     why = words.write_parquet(board, out / "leaderboard.parquet")
-    typer.echo(words.markdown(board))
+    console.print(words.markdown(board))
     kinds = "html, md, csv, json" + ("" if why else ", parquet")
-    typer.echo(f"{len(board['rows'])} rows; written to {shown_name(out / 'leaderboard')}.{{{kinds}}}")
+    console.print(f"{len(board['rows'])} rows; written to {shown_name(out / 'leaderboard')}.{{{kinds}}}")
     if why:
-        typer.echo(why)
+        console.print(why)
+    if form == "json":
+        common.print_json(board)

@@ -36,8 +36,9 @@ def command(
 ) -> None:
     """Write a starter for each task and style, and ask the official verdict of it; a line a file and a JSON.
 
-    A row stays while its file's text is the same; a starter that reads otherwise now is judged again. A record is of one
-    GPU, device and size. Exit code: 0 every file is OK; 1 one is not, or the budget left some out; 2 the call is wrong.
+    A row stays while its file's text is the same; a starter that reads otherwise now is judged again. A record is of
+    one GPU, device and size.
+    Exit code: 0 every file is OK; 1 one is not, or the budget left some out; 2 the call is wrong.
 
     \b
     kbsub starters --style torch --device cpu --size small
@@ -126,7 +127,7 @@ def read_record(path: Path, terms: dict[str, Any]) -> dict[str, Any]:
     for name, value in terms.items():
         if record.get(name, "") != value:
             raise ValueError(f"was made with {name} {record.get(name, 'unknown')}, and this call is of {name} {value}")
-    return record
+    return {str(key): value for key, value in record.items()}
 
 
 def writer_digest() -> str:

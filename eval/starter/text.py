@@ -36,7 +36,7 @@ def starter(task: Task, reference: ReferenceText, style: str, facts: Mapping[str
     form = STYLES[style]
     imports = [*form.imports, *reference.imports.splitlines(), "import torch"]
     ordered = sorted(dict.fromkeys(imports), key=lambda line: (line.startswith("from"), line))
-    # Where the task is a problem of KernelBench the file says so itself, and no call needs --task (eval/tasks/meant.py).
+    # A file for a problem of KernelBench says so itself, and no call needs --task (eval/tasks/meant.py).
     marker = f"{MARKER}{task.slug}\n" if task.level else ""
     head = (marker + _docstring(task, reference, style, facts, command), "\n".join(ordered), RULES.rstrip())
     step = form.write(reference.step)

@@ -4,8 +4,8 @@ A file says it in its header, the comment lines above everything else:
 
     # kbsub: task=level1_19
 
-(`kbsub new` writes that line first), by its name, as KernelBench's scripts name candidates (level_1_problem_19_...), or by
-lying in a task's folder of this repository, submissions/level1_36.
+(`kbsub new` writes that line first), by its name, as KernelBench's scripts name candidates (level_1_problem_19_...), or
+by lying in a task's folder of this repository, submissions/level1_36.
 Only a problem of KernelBench is taken from a file: the path of a reference program is a person's to name, since a
 candidate that chose its own judge would always be right. Executes nothing, imports no torch.
 """

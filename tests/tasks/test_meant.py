@@ -74,7 +74,9 @@ NOTE = "no --task: judged as level1_40; mine.py names no task"
 
 @pytest.mark.usefixtures("warm_children")
 @pytest.mark.parametrize("verb", [("eval", "--only", "official"), ("gate", "--require", "official")])
-def test_a_file_that_says_nothing_is_judged_as_level1_40_and_it_is_said_twice(silent: str, verb: tuple[str, ...]) -> None:
+def test_a_file_that_says_nothing_is_judged_as_level1_40_and_that_is_said_twice(
+    silent: str, verb: tuple[str, ...]
+) -> None:
     """Before anything runs, and below the constructor's error that it explains."""
     said = CliRunner().invoke(app, [verb[0], silent, *verb[1:], "--size", "small"])
     assert said.exit_code == 1, said.output
