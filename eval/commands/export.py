@@ -82,8 +82,8 @@ def command(
         f"{'wrote' if new else 'already there, the same files:'} {len(entries)} samples in {shown_name(folder)}"
     )
     for sample in samples:
-        note = f"  <- best, {chosen.why}" if sample["sample_id"] == 0 and new else ""
-        console.print(f"  {sample['file']}  {shown_name(sample['candidate'])}{one_line(note)}")
+        note = f"  {one_line(f'<- best, {chosen.why}')}" if sample["sample_id"] == 0 and new else ""
+        console.print(f"  {sample['file']}  {shown_name(sample['candidate'])}{note}")
     for line in refused:
         console.print(one_line(f"upstream would refuse: {line}"))
     if runs.resolve() != (kernelbench or checkout).resolve() / "runs":
