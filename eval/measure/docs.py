@@ -157,7 +157,7 @@ class Shell:
             if importlib.util.find_spec(name) is None:
                 (own / f"{name}.py").write_text(f"def {taken}(*arguments, **options):\n    return False\n")
         path = os.pathsep.join([str(state / "bin"), os.environ.get("PATH", "")])
-        here = os.pathsep.join(str(Path(each).resolve()) for each in (*sys.path, own) if each)
+        here = os.pathsep.join(str(Path(each).resolve()) for each in (*filter(None, sys.path), str(own)))
         # As little noise as a person's terminal has: no CI's own variables, which change what the gate prints.
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("GITHUB_", "PYTEST_"))}
         self.environment = {**kept, "PATH": path, "PYTHONPATH": here, "OWN_PYTHONPATH": here}
