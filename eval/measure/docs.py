@@ -206,7 +206,10 @@ def run_page(
             for k, command in enumerate(block.commands):
                 ended = run(block, command)
                 meant = block.exit if k == len(block.commands) - 1 else 0
-                found.append((block, {**ended, "kind": block.kind, "right": ended["exit"] == meant}))
+                right = ended["exit"] == meant
+                said = {} if right else {"said": ended.get("said", [])}  # of a finished command nobody needs the words
+                kept = {name: ended[name] for name in ("command", "exit", "seconds")}
+                found.append((block, {**kept, "kind": block.kind, "right": right, **said}))
     return found
 
 
