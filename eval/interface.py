@@ -33,6 +33,7 @@ from kbsub.eval.run.runner import Plan, Row, failures, run
 from kbsub.eval.tasks.declarations import read_declared
 from kbsub.eval.tasks.files import candidate_files
 from kbsub.eval.tasks.folder import folder_of
+from kbsub.eval.tasks.meant import meant_task
 from kbsub.eval.verdicts.register import DEFAULT_KINDS, KINDS
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class Verdicts:
     result: Result
     rows: Mapping[str, Candidate]
     ok: bool  # no row failed, and what ran asked something; what could not be run here is no failure: `certified`
+    note: str = ""  # that no task was named and level1_40 was taken
 
     @property
     def certified(self) -> bool:
@@ -59,7 +61,7 @@ class Verdicts:
         return all(row.official is not None and row.official.passed for row in self.rows.values())
 
     def __str__(self) -> str:
-        lines = []
+        lines = [self.note] if self.note else []
         for key, row in self.rows.items():
             ends = ", ".join(f"{name} {end.status}" for name, end in (row.stages or {}).items())
             lines.append(one_line(f"{key}: {row.status}" + (f" ({row.reason})" if row.reason else "") + f": {ends}"))
@@ -114,7 +116,7 @@ class Gate:
 
 def judge(
     candidates: Paths,
-    task: str | os.PathLike[str] = "level1_40",
+    task: str | os.PathLike[str] = "",
     *,
     only: Sequence[str] = DEFAULT_KINDS,
     precision: str = "fp32",
@@ -129,10 +131,11 @@ def judge(
     """Judge candidates as `kbsub eval` does.
 
     candidates: the path of a file, or several, or names in submissions/<task>. task: "level1_36", or the path of a
-    reference program. only: the verdicts, of kbsub.eval.verdicts.register.KINDS. device: "" (a GPU where there is one),
-    "cuda:1", or "cpu", where CUDA_SOURCE kernels run through the host executor. timeout_s: of one verdict of one
-    candidate. size: official, check or small; "": for each verdict the largest that fits here. out: a result file to
-    keep; rows that are there already are kept. finished: called with each row.
+    reference program; "": what the files say (kbsub.eval.tasks.meant), else level1_40, and `note` says so. only: the
+    verdicts, of kbsub.eval.verdicts.register.KINDS. device: "" (a GPU where there is one), "cuda:1", or "cpu", where
+    CUDA_SOURCE kernels run through the host executor. timeout_s: of one verdict of one candidate. size: official, check
+    or small; "": for each verdict the largest that fits here. out: a result file to keep; rows that are there already
+    are kept. finished: called with each row.
 
     Raises TaskError (no such task or file), DeclarationError, ResultError (`out` is of another task or GPU),
     CheckoutError (one that was named and is not the pin), ValueError (no such verdict or device). What a candidate does
@@ -140,18 +143,23 @@ def judge(
     """
     if unknown := [name for name in only if name not in KINDS]:
         raise ValueError(f"only={unknown}: no such verdict; there are {', '.join(KINDS)}")
-    plan = _plan(candidates, task, only, precision, device, timeout_s, size, kernelbench, declarations, device == "cpu")
+    names = _names(candidates)
+    meant = meant_task(os.fspath(task), names)
+    plan = _plan(
+        names, meant.task, only, precision, device, timeout_s, size, kernelbench, declarations, device == "cpu"
+    )
     rows, result = _run(plan, out, finished)
     return Verdicts(
         result,
         {row.key: result.candidates[row.key] for row in rows},
         not failures(rows) and not any(row.unchecked for row in rows),
+        meant.note,
     )
 
 
 def gate(
     candidates: Paths,
-    task: str | os.PathLike[str] = "level1_40",
+    task: str | os.PathLike[str] = "",
     *,
     require: Sequence[str] = (HERE,),
     precision: str = "fp32",
@@ -171,15 +179,21 @@ def gate(
         raise ValueError(f"require={unknown}: no such check; there are {', '.join(KINDS)}, or {HERE} alone")
     hosted = device == "cpu" or (here and not device and gpu_name(0) is None)
     kinds = tuple(KINDS) if here else require
-    plan = _plan(candidates, task, kinds, precision, device, timeout_s, size, kernelbench, declarations, hosted)
+    names = _names(candidates)
+    text = meant_task(os.fspath(task), names).task
+    plan = _plan(names, text, kinds, precision, device, timeout_s, size, kernelbench, declarations, hosted)
     rows, _ = _run(plan, out, lambda row: None)
     judged = judged_rows(plan, rows, here=here)
     return Gate(judged, gate_answers.exit_code([check for each in judged.values() for check in each.checks]))
 
 
+def _names(candidates: Paths) -> list[str]:
+    return [os.fspath(each) for each in ((candidates,) if isinstance(candidates, str | os.PathLike) else candidates)]
+
+
 def _plan(
-    candidates: Paths,
-    task: str | os.PathLike[str],
+    names: Sequence[str],
+    text: str,
     kinds: Sequence[str],
     precision: str,
     device: str,
@@ -189,8 +203,6 @@ def _plan(
     declarations: Path | None,
     hosted: bool,
 ) -> Plan:
-    names = [os.fspath(each) for each in ((candidates,) if isinstance(candidates, str | os.PathLike) else candidates)]
-    text = os.fspath(task)
     gpu = gpu_name(gpu_index(device))
     if device.startswith("cuda") and gpu is None:
         raise ValueError(f"device={device!r}: the NVIDIA driver offers no such GPU")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -19,6 +20,8 @@ def command(
     kernelbench: common.Checkout = None,
     device: Annotated[str, typer.Option(help="cuda or cuda:<index>.")] = "cuda:0",
     timeout: Annotated[float, typer.Option(help="Seconds for one baseline of one task.", min=1.0)] = 300.0,
+    quiet: common.Quiet = False,
+    form: common.Format = "table",
 ) -> None:
     """Time the reference programs with upstream's measure_ref_program_time, in upstream's file names and format.
 
@@ -29,6 +32,7 @@ def command(
     \b
     kbsub baseline --task level1_40
     kbsub baseline --task level1_36 --modes eager,compile_default --out timing
+    kbsub baseline --task level1_36 --format json
     """
     from kbsub.adapters.checkout import CheckoutError, find_checkout
     from kbsub.adapters.task import PRECISIONS
@@ -36,6 +40,7 @@ def command(
     from kbsub.eval.bench.baselines import BASELINES, require_known
     from kbsub.eval.run.machine_facts import gpu_folder, no_such_gpu
 
+    console = common.console_of("baseline", form, quiet)
     gpu = common.gpu_of("baseline", device)
     if gpu is None:
         _stop(common.EXIT_NO_GPU, no_such_gpu(device))
@@ -59,7 +64,11 @@ def command(
         timeout_s=timeout,
         folder=out or Path("runs") / gpu_folder(gpu) / "timing",
     )
-    failed = measure_all(plan, say=typer.echo)
+    failed = measure_all(plan, say=console.print)
+    if form == "json":
+        files = {name: plan.folder / str(BASELINES[name].upstream_file) for name in names}
+        means = {name: json.loads(file.read_text("utf-8")) for name, file in files.items() if file.exists()}
+        common.print_json({"folder": str(plan.folder), "failed": failed, "baselines": means})
     raise typer.Exit(1 if failed else 0)
 
 

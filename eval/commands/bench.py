@@ -20,7 +20,7 @@ def command(
         list[str] | None,
         typer.Argument(help="Candidate files, or names in submissions/<task>; default: every one of the task."),
     ] = None,
-    task: common.Task = "level1_40",
+    task: common.Task = "",
     shapes: Annotated[
         str, typer.Option(help="official, all (of the task's bench.toml), or keys by comma.")
     ] = "official",
@@ -85,6 +85,7 @@ def command(
     checkout, missing = common.checkout_of("bench", kernelbench)
     if missing:
         console.print(f"{missing} Without it upstream's own methods are not timed.", style="yellow", highlight=False)
+    task = common.task_of("bench", task, candidates or []).task
     try:
         resolved = resolve_task(task, kernelbench=checkout, precision=precisions[0])
         target = out or Path("runs") / gpu_folder(gpu) / f"{resolved.slug}.json"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from pathlib import Path
@@ -32,6 +33,8 @@ def command(
     limit: Annotated[float, typer.Option(help="Seconds for one task.", min=1.0)] = 120.0,
     workers: Annotated[int, typer.Option(help="Children at once; 0: 10 on a GPU, 1 on a CPU.", min=0)] = 0,
     kernelbench: common.Checkout = None,
+    quiet: common.Quiet = False,
+    form: common.Format = "table",
 ) -> None:
     """What the official check accepts: zeros, another input's output, an operator left out, bf16, ...
 
@@ -42,15 +45,15 @@ def command(
     \b
     kbsub blindspots level1_36 --device cpu
     kbsub blindspots --level 2 --budget 3600
+    kbsub blindspots level1_36 --device cpu --format json
     """
     from kbsub.adapters.task import TaskError
     from kbsub.eval.blindspots.schedule import ScheduleError, Terms, cores, is_current, judge_all
-    from kbsub.eval.report.console import console_for_stdout
     from kbsub.eval.results.blindspots import FOLDER, BlindSpots, file_name
     from kbsub.eval.run.machine_facts import gpu_folder, gpu_index, gpu_memory_bytes, no_such_gpu
 
     began = time.time()
-    console = console_for_stdout()
+    console = common.console_of("blindspots", form, quiet)
     common.check_size("blindspots", size)
     gpu = common.gpu_of("blindspots", device)
     if device.startswith("cuda") and gpu is None:
@@ -84,6 +87,10 @@ def command(
     except ScheduleError as error:
         common.stop("blindspots", 1, str(error))
     console.print(", ".join(f"{number} {name}" for name, number in count.most_common()), highlight=False)
+    if form == "json":
+        files = {each.task: target / file_name(each.task, precision) for each in wanted}
+        records = {name: json.loads(file.read_text("utf-8")) for name, file in files.items() if file.exists()}
+        common.print_json({"folder": str(target), "undone": undone, "tasks": records})
     if undone:
         console.print(f"left by --budget: {' '.join(undone)}; the same command goes on", soft_wrap=True)
         raise typer.Exit(1)

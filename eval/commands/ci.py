@@ -45,7 +45,9 @@ def command(
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target)
         typer.echo(f"wrote {shown_name(target)}")
-    typer.echo("now set in it: the candidates, the task, and which kb-submissions is installed")
+    typer.echo(
+        "now set in it: CANDIDATES, PACKAGE (which kb-submissions pip installs), and TASK unless each file says it"
+    )
 
 
 def packaged(name: str) -> Path:

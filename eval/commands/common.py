@@ -6,7 +6,6 @@ No verb of its own: it has no `command`. Must not know what a verb does with the
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -14,16 +13,14 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 EXIT_USAGE, EXIT_NO_GPU = 2, 3
-NAMED = re.compile(r"level_(\d+)_problem_(\d+)(?=[_.])")  # how KernelBench's scripts name a candidate
 
 Task = Annotated[
     str,
     typer.Option(
-        help="level<L>_<id>, or the path of a reference program; default: the task that the files' names say "
-        "(level_L_problem_P_...), else level1_40."
+        help="level<L>_<id>, or the path of a reference program; default: the task that the files say, by a first line "
+        "`# kbsub: task=level1_19` or their names (level_L_problem_P_...), else level1_40."
     ),
 ]
-DEFAULT_TASK = "level1_40"
 Size = Annotated[
     str,
     typer.Option(
@@ -79,15 +76,21 @@ def stop(verb: str, code: int, message: str) -> NoReturn:
     raise typer.Exit(code)
 
 
-def task_of(verb: str, task: str, candidates: Sequence[str]) -> str:
-    """The text of --task; where it is not given, what the candidates' names say. Several tasks end the call."""
-    if task:
-        return task
-    said = [NAMED.match(Path(name).name) for name in candidates]
-    tasks = {f"level{match[1]}_{match[2]}" if match else DEFAULT_TASK for match in said}
-    if len(tasks) > 1:
-        stop(verb, EXIT_USAGE, f"the files are of several tasks ({', '.join(sorted(tasks))}): name one with --task")
-    return next(iter(tasks), DEFAULT_TASK)
+def task_of(verb: str, task: str, candidates: Sequence[str]) -> Any:
+    """What --task says, else what the candidates say, as a Meant; files that contradict each other end the call.
+
+    Where nothing named a task its note is said on stderr here, before anything runs.
+    """
+    from kbsub.adapters.task import TaskError
+    from kbsub.eval.tasks.meant import meant_task
+
+    try:
+        meant = meant_task(task, candidates)
+    except TaskError as error:
+        stop(verb, EXIT_USAGE, str(error))
+    if meant.note:
+        typer.echo(f"kbsub {verb}: {meant.note}", err=True)
+    return meant
 
 
 class Ahead:

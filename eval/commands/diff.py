@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +16,9 @@ def command(
     same_within: Annotated[
         float, typer.Option(help="Times this much apart, as a part of the smaller, count as the same.", min=0.0)
     ] = 0.05,
-    as_json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="As --format json.")] = False,
+    quiet: common.Quiet = False,
+    form: common.Format = "table",
 ) -> None:
     """Say which verdicts and times differ between two runs, sample by sample.
 
@@ -25,18 +26,19 @@ def command(
 
     \b
     kbsub diff runs/before runs/after
-    kbsub diff runs/before runs/after --same-within 0.1 --json
+    kbsub diff runs/before runs/after --same-within 0.1 --format json
     """
     from kbsub.eval.process.printable import one_line
     from kbsub.eval.report.board import diff, figures
 
+    console = common.console_of("diff", "json" if as_json else form, quiet)
     try:
         found = diff.diff(before, after, same_within)
     except figures.BoardError as error:
         common.stop("diff", common.EXIT_USAGE, str(error))
-    if as_json:
-        typer.echo(json.dumps(found, indent=1))
+    if as_json or form == "json":
+        common.print_json(found)
     else:
         for words in diff.words(found):
-            typer.echo(one_line(words))
+            console.print(one_line(words))
     raise typer.Exit(1 if found["changed"] or found["only_before"] or found["only_after"] else 0)

@@ -146,7 +146,8 @@ def command(
         raise typer.Exit(code)
     if retry:
         _stop(2, "--retry: speaks of a run folder or corpus; the candidates that are named are judged anyway")
-    task = common.task_of("eval", task, candidates or [])
+    meant = common.task_of("eval", task, candidates or [])
+    task = meant.task
     try:
         files = candidate_files(candidates or [], folder_of(task))
         declared = read_declared(files, declarations)
@@ -175,11 +176,14 @@ def command(
             rows, _ = run(plan, target, show.report, show.finished)
     except (TaskError, ResultError, DeclarationError) as error:
         _stop(2, str(error))
-    _summary(console, plan, rows, target)
+    _summary(console, plan, rows, target, meant.note if failures(rows) else "")
     if timings:
         _say_where_time_went(console, rows)
     if form == "json":
-        common.print_json({"task": plan.task.slug, "result": str(target), "rows": {r.key: r.fields for r in rows}})
+        said = {"note": meant.note} if meant.note else {}
+        common.print_json(
+            {"task": plan.task.slug, "result": str(target), "rows": {r.key: r.fields for r in rows}, **said}
+        )
     raise typer.Exit(1 if failures(rows) else EXIT_UNCHECKED if any(row.unchecked for row in rows) else 0)
 
 
@@ -264,8 +268,8 @@ def _end(row: Any, stage: str) -> str:
     return f"{status}, {len(found)} problem{'s' * (len(found) > 1)}" if found else status
 
 
-def _summary(console: Any, plan: Any, rows: Any, target: Path) -> None:
-    """Official first and apart, then the rest, then every line a person must act on."""
+def _summary(console: Any, plan: Any, rows: Any, target: Path, note: str) -> None:
+    """Official first and apart, then the rest, then every line a person must act on, `note` the last of them."""
     from kbsub.eval.process.printable import one_line, shown_name
     from kbsub.eval.report.terminal import added_table, explanations, official_table, print_wide
 
@@ -278,7 +282,7 @@ def _summary(console: Any, plan: Any, rows: Any, target: Path) -> None:
     added = added_table(rows)
     if added is not None:
         print_wide(console, added)
-    for line in explanations(rows, plan):
+    for line in [*explanations(rows, plan), *filter(None, [note])]:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     certified = sum(bool(row.fields.get("official")) for row in rows)
     if "official" in plan.stages and not certified:

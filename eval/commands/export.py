@@ -24,7 +24,7 @@ def command(
         Path | None,
         typer.Option(help="The checkout whose runs/ to write into (without --to), and whose checker to ask."),
     ] = None,
-    task: Annotated[str, typer.Option(help="level<L>_<id>, or the path of a reference program.")] = "level1_40",
+    task: common.Task = "",
     precision: Annotated[str, typer.Option(help="fp32, fp16 or bf16: which declared candidates to take.")] = "fp32",
     best: Annotated[str, typer.Option(help="Sample 0, the only one that upstream's analysis reads.")] = "",
     results: Annotated[
@@ -33,6 +33,8 @@ def command(
     refused_too: Annotated[
         bool, typer.Option("--refused-too", help="Write files that upstream would refuse, saying which.")
     ] = False,
+    quiet: common.Quiet = False,
+    form: common.Format = "table",
 ) -> None:
     """Write NAME/level_L_problem_P_sample_K_kernel.py and a mapping file for upstream's own scripts.
 
@@ -42,7 +44,7 @@ def command(
     \b
     kbsub export --run-name ladder
     kbsub export mine.py --task level1_36 --to KernelBench/runs --run-name mine
-    kbsub export mine.py --task my_task.py --run-name mine
+    kbsub export mine.py --task my_task.py --run-name mine --format json
     """
     from kbsub.adapters.checkout import CheckoutError, find_checkout
     from kbsub.adapters.task import TaskError, resolve_task
@@ -51,8 +53,10 @@ def command(
     from kbsub.eval.tasks.declarations import DeclarationError
     from kbsub.eval.tasks.folder import folder_of, submissions_roots
 
+    console = common.console_of("export", form, quiet)
     if not run_name:
         common.stop("export", common.EXIT_USAGE, "--run-name: give one, such as --run-name my_run")
+    task = common.task_of("export", task, candidates or []).task
     try:
         checkout = find_checkout(kernelbench).path
         problem = resolve_task(task, kernelbench=checkout, precision=precision)
@@ -73,14 +77,22 @@ def command(
         folder, new = work.export(entries, runs, run_name, problem, best=chosen, precision=precision)
     except (CheckoutError, TaskError, DeclarationError, work.ExportError) as error:
         common.stop("export", common.EXIT_USAGE, printable(str(error)))
-    typer.echo(f"{'wrote' if new else 'already there, the same files:'} {len(entries)} samples in {shown_name(folder)}")
-    for sample in json.loads((folder / work.MAPPING_FILE).read_text("utf-8"))["samples"]:
-        note = f"  <- best, {chosen.why}" if sample["sample_id"] == 0 and new else ""
-        typer.echo(f"  {sample['file']}  {shown_name(sample['candidate'])}{one_line(note)}")
+    samples = json.loads((folder / work.MAPPING_FILE).read_text("utf-8"))["samples"]
+    console.print(
+        f"{'wrote' if new else 'already there, the same files:'} {len(entries)} samples in {shown_name(folder)}"
+    )
+    for sample in samples:
+        note = f"  {one_line(f'<- best, {chosen.why}')}" if sample["sample_id"] == 0 and new else ""
+        console.print(f"  {sample['file']}  {shown_name(sample['candidate'])}{note}")
     for line in refused:
-        typer.echo(one_line(f"upstream would refuse: {line}"))
+        console.print(one_line(f"upstream would refuse: {line}"))
     if runs.resolve() != (kernelbench or checkout).resolve() / "runs":
-        typer.echo("upstream reads runs/NAME of its own checkout: name it with --kernelbench, or copy the folder there")
+        console.print(
+            "upstream reads runs/NAME of its own checkout: name it with --kernelbench, or copy the folder there"
+        )
+    if form == "json":
+        refusals = [one_line(line) for line in refused]
+        common.print_json({"folder": str(folder), "new": new, "samples": samples, "refused_by_upstream": refusals})
 
 
 def read_stored(given: list[Path] | None, task: str, roots: tuple[Path, ...]) -> dict[str, Any]:

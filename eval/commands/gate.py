@@ -79,9 +79,9 @@ def command(
     common.console_of("gate", form, quiet)  # a wrong --format is said before anything runs
     common.check_size("gate", size)
     common.confine("gate", cell)
-    task = common.task_of("gate", task, candidates)
+    meant = common.task_of("gate", task, candidates)
     kinds, here = (tuple(KINDS), True) if required == (HERE,) else (required, False)
-    plan = _plan(candidates, kinds, task, precision, device, timeout, size, kernelbench, declarations, here)
+    plan = _plan(candidates, kinds, meant.task, precision, device, timeout, size, kernelbench, declarations, here)
     for note in plan.declared.notes():
         typer.echo(f"kbsub gate: {note}", err=True)
     with tempfile.TemporaryDirectory() as nowhere:
@@ -94,6 +94,7 @@ def command(
         "device": plan.gpu or "cpu",
         "confined": "; ".join(sorted(confined)) or "no candidate ran",
         **({"declarations": str(declarations)} if declarations else {}),
+        **({"note": meant.note} if meant.note else {}),
     }
     if form == "json":
         common.print_json(gate_report.as_json(found, required, facts))
@@ -105,7 +106,10 @@ def command(
             typer.echo(line)
     if summary is not None:
         annotations.append_summary(summary, annotations.summary(list(judged.values()), required, facts))
-    raise typer.Exit(gate.exit_code([check for checks in found.values() for check in checks]))
+    code = gate.exit_code([check for checks in found.values() for check in checks])
+    if code and meant.note:  # once more, below what failed: a wrong task is the first thing to look at
+        typer.echo(f"kbsub gate: {meant.note}", err=True)
+    raise typer.Exit(code)
 
 
 def _plan(

@@ -26,6 +26,8 @@ def command(
     numbers_only: Annotated[
         bool, typer.Option("--numbers-only", help="Without words of the files' own errors, and without links to rows.")
     ] = False,
+    quiet: common.Quiet = False,
+    form: common.Format = "table",
 ) -> None:
     """Show run folders: pass@k, fast_p and geometric mean by upstream's definitions, this project's verdicts beside.
 
@@ -42,6 +44,7 @@ def command(
     from kbsub.eval.results.files import write_text_atomic
     from kbsub.eval.results.model import write_json_atomic
 
+    console = common.console_of("leaderboard", form, quiet)
     ks = [int(each) for each in k.split(",") if each.strip().isdecimal() and int(each) > 0]
     if not ks or len(ks) != len(k.split(",")):
         common.stop("leaderboard", common.EXIT_USAGE, f"--k {k}: write numbers by comma, such as 1,5,10")
@@ -68,8 +71,10 @@ def command(
     write_text_atomic(out / f"{name}.csv", words.rows_csv(board))
     write_json_atomic(out / f"{name}.json", board)
     why = words.write_parquet(board, out / f"{name}.parquet")
-    typer.echo(words.markdown(board))
+    console.print(words.markdown(board))
     kinds = "html, md, csv, json" + ("" if why else ", parquet")
-    typer.echo(f"{len(board['rows'])} rows; written to {shown_name(out / name)}.{{{kinds}}}")
+    console.print(f"{len(board['rows'])} rows; written to {shown_name(out / name)}.{{{kinds}}}")
     if why:
-        typer.echo(why)
+        console.print(why)
+    if form == "json":
+        common.print_json(board)

@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 import kbsub.eval.measure as programs_package
+from kbsub.eval.commands import common
 
 CONTEXT = {"allow_interspersed_args": False}  # what follows NAME is the program's own, --help too
 
@@ -33,18 +34,25 @@ def programs() -> dict[str, str]:
 def command(
     name: Annotated[str | None, typer.Argument(help="The program; without one, the list of them.")] = None,
     arguments: Annotated[list[str] | None, typer.Argument(help="Its own; `kbsub measure NAME --help`.")] = None,
+    quiet: common.Quiet = False,
+    form: common.Format = "table",
 ) -> None:
-    """Run one of the programs that make evidence.
+    """Run one of the programs that make evidence. --format and --quiet, before NAME, are of the list of programs.
 
     Exit code: the program's own; 2 a name that is none, or a file that it needs and does not find.
 
     \b
     kbsub measure
     kbsub measure sweep --help
+    kbsub measure --format json
     """
     known = programs()
+    console = common.console_of("measure", form, quiet)
     if name is None:
-        typer.echo("\n".join(f"{each:16} {words}" for each, words in known.items()))
+        for each, words in known.items():
+            console.print(f"{each:16} {words}")
+        if form == "json":
+            common.print_json(known)
         return
     chosen = name.replace("-", "_")
     if chosen not in known:

@@ -33,7 +33,7 @@ from kbsub.eval.tasks.cell import cell_of
 
 FOLDER = "tests/cell_programs"  # of a checkout
 TASK = "level1_40"
-OFFICIAL, FACTS = "kbsub.eval.verdicts.official.judge:judge", "kbsub.eval.process.cell_facts:facts"
+OFFICIAL, FACTS = "kbsub.eval.verdicts.official.judge:judge", "kbsub.eval.measure.children.cell_facts:facts"
 MARGIN = 0.02
 ALL_TRIALS = "(5 / 5)"
 SIDES = ("inside", "outside")

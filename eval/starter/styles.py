@@ -74,6 +74,9 @@ def _wrapper(step: LastStep, launch: list[str], *, on_gpu: bool = True) -> str:
             lines += [
                 f"    given = [each for each in ({names}) if isinstance(each, torch.Tensor)]",
                 "    like = max(given, key=torch.Tensor.dim)",
+                "    kind = like.dtype  # of the answer, as torch promotes it",
+                "    for each in given:",
+                "        kind = torch.promote_types(kind, each.dtype) if each.dim() else kind",
                 f"    given = [torch.as_tensor(each, device=like.device) for each in ({names})]",
                 f"    {names} = torch.broadcast_tensors(*given)",
             ]
@@ -91,7 +94,7 @@ def _wrapper(step: LastStep, launch: list[str], *, on_gpu: bool = True) -> str:
     ]
     lines += [f"    {operand.name} = float({operand.name})" for operand in numbers]
     lines += [f"    {line}" if line else "" for line in launch]
-    lines.append(f"    return out.to({first}.dtype)")
+    lines.append("    return out.to(kind)" if len(tensors) > 1 else f"    return out.to({first}.dtype)")
     return "\n".join(lines)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from kbsub.adapters.task import Task
 from kbsub.eval.starter.reference import KERNEL_CALL, ReferenceText
 from kbsub.eval.starter.styles import STYLES
+from kbsub.eval.tasks.meant import MARKER
 
 # Words that upstream's checker refuses wherever they stand, strings included.
 _REFUSED_WORDS = re.compile(r"\bpass\b|\btry\s*:|\bexcept\b|import\s+threading", re.IGNORECASE)
@@ -35,7 +36,9 @@ def starter(task: Task, reference: ReferenceText, style: str, facts: Mapping[str
     form = STYLES[style]
     imports = [*form.imports, *reference.imports.splitlines(), "import torch"]
     ordered = sorted(dict.fromkeys(imports), key=lambda line: (line.startswith("from"), line))
-    head = (_docstring(task, reference, style, facts, command), "\n".join(ordered), RULES.rstrip())
+    # A file for a problem of KernelBench says so itself, and no call needs --task (eval/tasks/meant.py).
+    marker = f"{MARKER}{task.slug}\n" if task.level else ""
+    head = (marker + _docstring(task, reference, style, facts, command), "\n".join(ordered), RULES.rstrip())
     step = form.write(reference.step)
     text = "\n\n".join(head) + ("\n\n\n" if step.startswith("def") else "\n\n") + f"{step}\n\n\n{reference.body}\n"
     return _own_names(text, reference.taken)

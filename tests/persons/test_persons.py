@@ -101,13 +101,20 @@ def test_a_person_with_a_ci(person: Person) -> None:
     action = yaml.safe_load((person.folder / ".github/actions/kbsub-gate/action.yml").read_text())
     step = next(step for step in action["runs"]["steps"] if step.get("id") == "gate")
     (person.folder / "kernels").mkdir()
-    (person.folder / "kernels" / "wrong.py").write_text(GOOD.replace("min=0)", "min=0) + 0.5"))
-    given = {"CANDIDATES": "kernels/*.py", "TASK": "level1_19", "REQUIRE": action["inputs"]["require"]["default"]}
+    workflow = yaml.safe_load((person.folder / ".github/workflows/kernels.yml").read_text())["env"]
+    (person.folder / "kernels" / "wrong.py").write_text(
+        "# kbsub: task=level1_19\n" + GOOD.replace("min=0)", "min=0) + 0.5")
+    )
+    given = {
+        "CANDIDATES": workflow["CANDIDATES"],
+        "TASK": workflow["TASK"],
+        "REQUIRE": action["inputs"]["require"]["default"],
+    }
     given |= {"PRECISION": "fp32", "TIMEOUT": "300", "REPORTS": "reports", "VENV": str(person.bin.parent)}
     given |= {"GITHUB_OUTPUT": "output", "GITHUB_STEP_SUMMARY": "summary.md", "GITHUB_ACTIONS": "true"}
     gated = person.run("/bin/bash", "-e", "-o", "pipefail", "-c", step["run"], more=given)
     assert gated.returncode == 1, gated.stdout + gated.stderr
-    assert "::error file=kernels/wrong.py,line=6," in gated.stdout
+    assert "::error file=kernels/wrong.py,line=7," in gated.stdout
     assert "**FAIL**" in (person.folder / "summary.md").read_text()
 
 

@@ -53,17 +53,22 @@ def test_the_options_that_are_called_exist() -> None:
 def test_what_is_required_and_given_exists() -> None:
     """`require` of every job names kinds; every input that a job or a step uses is one of the action's."""
     action, github, gitlab = read("action.yml"), read("github.yml"), read("gitlab.yml")
-    steps = [
-        step for job in github["jobs"].values() for step in job["steps"] if "kb-submissions" in step.get("uses", "")
+    (folder_of_the_action,) = [
+        str(Path(name).parent) for name, what in ci.FILES["github"].items() if what == "action.yml"
     ]
-    assert len(steps) == 2
+    steps = [
+        step for job in github["jobs"].values() for step in job["steps"] if step["uses"] == f"./{folder_of_the_action}"
+    ]
+    assert len(steps) == 2, "the workflow uses the action that is written beside it"
     required = [step["with"]["require"] for step in steps]
     required += [gitlab[job]["variables"]["REQUIRE"] for job in (".kbsub-gate", "kernels-gpu")]
     required.append(action["inputs"]["require"]["default"])
     for each in required:
         assert each == HERE or set(each.split(",")) <= set(KINDS), each
     for step in steps:
-        assert set(step["with"]) <= set(action["inputs"])
+        assert {"package"} <= set(step["with"]) <= set(action["inputs"]), "there its own folder holds no package"
+    for text in (github["env"], gitlab[".kbsub-gate"]["variables"]):
+        assert {"CANDIDATES", "TASK", "PACKAGE"} <= text.keys(), "as `kbsub ci` says"
     used = set(re.findall(r"inputs\.([a-z-]+)", ci.packaged("action.yml").read_text()))
     assert used == set(action["inputs"])
 

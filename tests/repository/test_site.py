@@ -1,10 +1,9 @@
-"""The documentation site: it builds without a warning, its commands parse, the catalogue quotes what is said."""
+"""The documentation site: it builds without a warning, the catalogue quotes what is said."""
 
 from __future__ import annotations
 
 import importlib.util
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -17,33 +16,7 @@ from kbsub.eval.cli import app
 from support.paths import ROOT
 
 SITE = ROOT / "docs" / "site"
-PAGES = [*sorted(SITE.rglob("*.md")), ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 GROUP: Any = typer.main.get_command(app)
-
-
-def commands_of(page: Path) -> list[str]:
-    """The `kbsub ...` lines of the page's code blocks, without comments and without those that hold a PLACEHOLDER."""
-    blocks = re.findall(r"```(?:bash|sh)?\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
-    lines = [line.split(" #")[0].strip() for block in blocks for line in block.replace("\\\n", " ").splitlines()]
-    lines = [re.sub(r"^(\.venv/bin/|\$ )", "", line) for line in lines]
-    return [line for line in lines if line.startswith("kbsub ") and not re.search(r"\b[A-Z]{3,}\b(?!_)", line)]
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_command_of_the_documents_parses(page: Path) -> None:
-    """Renamed commands and options are found here; what they do is tested where they are."""
-    for line in commands_of(page):
-        words = shlex.split(line)[1:]
-        if words[0] in ("--version", "--help", "--install-completion") or "--help" in words:
-            continue
-        assert words[0] in GROUP.commands, line
-        if words[0] != "measure":
-            GROUP.commands[words[0]].make_context(words[0], words[1:])
-
-
-def test_the_pages_of_the_site_have_commands() -> None:
-    found = {page.name: commands_of(page) for page in SITE.rglob("*.md")}
-    assert all(found[name] for name in ("index.md", "try.md", "ci.md", "folder.md"))
 
 
 def test_the_catalogue_quotes_what_the_program_says() -> None:

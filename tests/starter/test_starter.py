@@ -136,6 +136,14 @@ def test_the_step_is_found_and_the_torch_starter_is_right(tmp_path: Path, forwar
     agrees(task.source, text)
 
 
+@pytest.mark.parametrize("kinds", [("half", "float"), ("float", "half"), ("long", "float"), ("float", "bfloat16")])
+def test_the_answer_is_of_the_dtype_that_torch_promotes_to(tmp_path: Path, kinds: tuple[str, str]) -> None:
+    """Operands of two dtypes, whichever comes first."""
+    text = program("return x + y").replace("torch.randn(rows, 5, 4) * 3", f"torch.ones(rows, 5, 4).{kinds[0]}()")
+    task = local(tmp_path, text.replace("torch.randn(rows, 5, 4)]", f"torch.ones(rows, 5, 4).{kinds[1]}()]"))
+    agrees(task.source, written(task, "torch", payload={"task": str(tmp_path / "mine.py")})[0])
+
+
 @pytest.mark.parametrize("style", STYLES)
 def test_what_is_written_keeps_the_rules(tmp_path: Path, style: str) -> None:
     """It parses, imports nothing of this project, compiles nothing when it is executed, holds no refused word."""

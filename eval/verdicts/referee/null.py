@@ -79,7 +79,7 @@ class Null:
         self.before_ms, self.once_ms = one - each, each / LONGEST
 
     def match(self, call_ms: float) -> None:
-        """From now on keep the device as long in a call as it is in one of the candidate's, or as long as may matter."""
+        """From now on keep the device in a call as long as one of the candidate's does, or as long as matters."""
         self._writes(max(1, min(LONGEST, round(call_ms / self.once_ms))) if self.once_ms > 0 else 1)
 
     def _writes(self, times: int) -> None:

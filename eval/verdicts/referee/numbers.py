@@ -37,8 +37,8 @@ class Estimate:
 
 
 def null_of(during: tuple[Sequence[float], Sequence[float]], before_ms: float, calls: tuple[int, int]) -> float:
-    """The null candidate's intercept, ms, from its batches of few and of many in the rounds; hardly more than before the
-    candidate was there, which no candidate can have delayed."""
+    """The null candidate's intercept, ms, from its batches of few and of many in the rounds; hardly more than before
+    the candidate was there, which no candidate can have delayed."""
     return min(intercept_of(*during, calls), before_ms + NOISE_MS)
 
 

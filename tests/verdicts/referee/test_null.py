@@ -1,4 +1,4 @@
-"""The null candidate as it is: a worker in its cell, batches by the protocol, with calls of another length on the way."""
+"""The null candidate as it is: a worker in its cell, batches by the protocol, calls of another length in between."""
 
 from __future__ import annotations
 

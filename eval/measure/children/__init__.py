@@ -1,0 +1,1 @@
+"""What programs of evidence run inside a child process: no programs themselves."""
