@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from kbsub.eval.tasks.cases import Input, Parameters
+
+
+OWN = ("official", "sparse")  # kinds that keep the task's own values
+STRANGERS = (1.0, -1.0, 0.25)  # of the scale of "sparse", at one place each
 
 
 class NotApplicable(Exception):
@@ -22,7 +27,7 @@ def make_inputs(entry: Input, templates: Sequence[Any], dtype: torch.dtype, devi
     tensors are cast to `dtype` too, integers included, as upstream does. Raises NotApplicable when there is no float
     input to transform, or when a value of the transform is not a finite number of `dtype`.
     """
-    if entry.kind != "official" and not any(_is_float(each) for each in templates):
+    if entry.kind not in OWN and not any(_is_float(each) for each in templates):
         raise NotApplicable("the task has no float input to transform")
     largest = max(abs(entry.scale), abs(entry.offset), abs(entry.value) if math.isfinite(entry.value) else 0.0)
     if largest > torch.finfo(dtype).max:
@@ -41,10 +46,11 @@ def _transform(
     entry: Input, template: torch.Tensor, dtype: torch.dtype, device: torch.device, generator: torch.Generator
 ) -> torch.Tensor:
     shape = template.shape
-    if entry.kind == "official":
+    if entry.kind in OWN:
         if template.is_meta:
             return torch.rand(shape, generator=generator, device=device).to(dtype)
-        return template.to(device=device, dtype=dtype)
+        own = template.to(device=device, dtype=dtype)
+        return own if entry.kind == "official" else _with_strangers(own, entry)
     if entry.kind == "constant":
         return torch.full(shape, entry.value, dtype=dtype, device=device)
     if entry.kind == "ramp":
@@ -67,17 +73,34 @@ def _transform(
         return x
     rows = x.reshape(shape[0] if shape else 1, -1)
     if entry.kind == "outlier":
-        rows[:, 0 if entry.at == "first" else -1] = entry.value
+        rows[:, {"first": 0, "last": -1}.get(entry.at, special_place(entry, *rows.shape)[1])] = entry.value
     elif entry.kind == "special":
-        row, column = special_place(rows.shape[0], rows.shape[1])
+        row, column = special_place(entry, *rows.shape)
         rows[row, column] = entry.value
     else:
         raise ValueError(f"input {entry.name!r}: unknown kind {entry.kind!r}")
     return x
 
 
-def special_place(rows: int, width: int) -> tuple[int, int]:
-    """Where a "special" input puts its one value: not in row 0, so that a row before and rows after can be watched."""
+def _with_strangers(own: torch.Tensor, entry: Input) -> torch.Tensor:
+    """A copy with a few values at drawn places that are unlike the others: up to `scale` times the largest."""
+    found = own.clone(memory_format=torch.contiguous_format)
+    if not found.numel():
+        return found
+    chance, flat = random.Random(entry.seed), found.view(-1)
+    largest = float(flat.abs().max())
+    largest = largest if 0.0 < largest < torch.finfo(own.dtype).max / entry.scale else 1.0
+    for share in STRANGERS:
+        flat[chance.randrange(flat.numel())] = share * entry.scale * largest
+    return found
+
+
+def special_place(entry: Input, rows: int, width: int) -> tuple[int, int]:
+    """Where a "special" input puts its one value: not in row 0, so that a row before and rows after can be watched; or
+    where its seed says (at: "drawn"), in the same row whatever the width."""
+    if entry.at == "drawn":
+        chance = random.Random(entry.seed)
+        return int(chance.random() * rows), int(chance.random() * width)
     return min(1, rows - 1), width // 3
 
 
@@ -129,9 +152,23 @@ def set_parameters(model: torch.nn.Module, setting: Parameters) -> None:
             if setting.kind == "zero_gamma":
                 each.zero_()
                 continue
+            if setting.kind == "sparse":
+                _set_some(each, setting.seed + index)
+                continue
             generator = torch.Generator(device=each.device).manual_seed(setting.seed + index)
             values = torch.randn(each.shape, generator=generator, device=each.device)
             each.copy_(values * setting.scale)
+
+
+def _set_some(parameter: torch.Tensor, seed: int) -> None:
+    """Change a few elements at drawn places, by one to three times what the elements are (by 1 to 3 where all are 0)."""
+    if not parameter.numel():
+        return
+    chance, size = random.Random(seed), float(parameter.double().square().mean().sqrt()) or 1.0
+    flat = parameter.detach().reshape(-1).clone()
+    for sign in (1, -1, 1):
+        flat[chance.randrange(flat.numel())] += sign * chance.uniform(1.0, 3.0) * size
+    parameter.copy_(flat.view(parameter.shape))
 
 
 def first_tensor(inputs: Sequence[Any]) -> int | None:
