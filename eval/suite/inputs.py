@@ -11,9 +11,7 @@ import torch
 
 from kbsub.eval.tasks.cases import Input, Parameters
 
-
 OWN = ("official", "sparse")  # kinds that keep the task's own values
-STRANGERS = (1.0, -1.0, 0.25)  # of the scale of "sparse", at one place each
 
 
 class NotApplicable(Exception):
@@ -50,7 +48,7 @@ def _transform(
         if template.is_meta:
             return torch.rand(shape, generator=generator, device=device).to(dtype)
         own = template.to(device=device, dtype=dtype)
-        return own if entry.kind == "official" else _with_strangers(own, entry)
+        return own if entry.kind == "official" else _with_a_stranger(own, entry)
     if entry.kind == "constant":
         return torch.full(shape, entry.value, dtype=dtype, device=device)
     if entry.kind == "ramp":
@@ -82,16 +80,14 @@ def _transform(
     return x
 
 
-def _with_strangers(own: torch.Tensor, entry: Input) -> torch.Tensor:
-    """A copy with a few values at drawn places that are unlike the others: up to `scale` times the largest."""
+def _with_a_stranger(own: torch.Tensor, entry: Input) -> torch.Tensor:
+    """A copy with one value, at a place that the seed draws, that is `scale` times the largest there."""
     found = own.clone(memory_format=torch.contiguous_format)
-    if not found.numel():
-        return found
-    chance, flat = random.Random(entry.seed), found.view(-1)
-    largest = float(flat.abs().max())
-    largest = largest if 0.0 < largest < torch.finfo(own.dtype).max / entry.scale else 1.0
-    for share in STRANGERS:
-        flat[chance.randrange(flat.numel())] = share * entry.scale * largest
+    if found.numel():
+        flat = found.view(-1)
+        largest = float(flat.abs().max())
+        largest = largest if 0.0 < largest < torch.finfo(own.dtype).max / abs(entry.scale) else 1.0
+        flat[random.Random(entry.seed).randrange(flat.numel())] = entry.scale * largest
     return found
 
 
@@ -153,22 +149,20 @@ def set_parameters(model: torch.nn.Module, setting: Parameters) -> None:
                 each.zero_()
                 continue
             if setting.kind == "sparse":
-                _set_some(each, setting.seed + index)
+                _set_one(each, setting.seed + index)
                 continue
             generator = torch.Generator(device=each.device).manual_seed(setting.seed + index)
             values = torch.randn(each.shape, generator=generator, device=each.device)
             each.copy_(values * setting.scale)
 
 
-def _set_some(parameter: torch.Tensor, seed: int) -> None:
-    """Change a few elements at drawn places, by one to three times what the elements are (by 1 to 3 where all are 0)."""
-    if not parameter.numel():
-        return
-    chance, size = random.Random(seed), float(parameter.double().square().mean().sqrt()) or 1.0
-    flat = parameter.detach().reshape(-1).clone()
-    for sign in (1, -1, 1):
-        flat[chance.randrange(flat.numel())] += sign * chance.uniform(1.0, 3.0) * size
-    parameter.copy_(flat.view(parameter.shape))
+def _set_one(parameter: torch.Tensor, seed: int) -> None:
+    """Change one element, at a place that the seed draws, by one to three times what elements are (1 to 3 if all are 0)."""
+    if parameter.numel():
+        chance, size = random.Random(seed), float(parameter.double().square().mean().sqrt()) or 1.0
+        flat = parameter.detach().reshape(-1).clone()
+        flat[chance.randrange(flat.numel())] += chance.choice((-1, 1)) * chance.uniform(1.0, 3.0) * size
+        parameter.copy_(flat.view(parameter.shape))
 
 
 def first_tensor(inputs: Sequence[Any]) -> int | None:

@@ -46,8 +46,8 @@ class Input:
     tensor, so that no two rows have the same mean.
     outlier: randn, and `value` at the first or last element of each row. special: randn, and `value` once, in one row.
     alternating: +value, -value, ... near_constant: value * (1 + u * 2^-20), u uniform in [0, 1).
-    subnormal: randn * (smallest normal number / 8). sparse: official, and at three places that the seed draws values of
-    up to `scale` times the largest there, of both signs. at: "first" or "last" of an outlier; "drawn": the place of an
+    subnormal: randn * (smallest normal number / 8). sparse: official, and at one place that the seed draws `scale`
+    times the largest there. at: "first" or "last" of an outlier; "drawn": the place of an
     outlier or a special value is one that the seed draws.
     """
 
@@ -90,7 +90,7 @@ INPUT = {each.name: each for each in INPUTS}
 @dataclass(frozen=True)
 class Parameters:
     """One parameter setting. initial: as constructed; random: randn * scale; zero_gamma: every `*weight` zero; sparse:
-    as constructed, but for three elements of each that the seed draws."""
+    as constructed, but for one element of each that the seed draws."""
 
     name: str
     kind: str

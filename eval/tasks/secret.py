@@ -13,7 +13,7 @@ from kbsub.eval.tasks.cases import EPS, INPUT, INPUTS, LAYOUTS, OWN_EPS, PARAMET
 # What has no number to be drawn anew needs no secret case; parameters elsewhere are a layout that nobody can know.
 _OF_NO_NUMBER = ("zero", "ramp")
 _LAYOUTS = tuple(each for each in LAYOUTS if each != "misaligned_parameters")
-_SPARSE = Input("official_sparse", "sparse", seed=200, scale=8.0)
+_SPARSE = (Input("one_larger", "sparse", seed=200, scale=8.0), Input("one_negative", "sparse", seed=201, scale=-8.0))
 _PLACED = ("outlier", "special")
 
 
@@ -22,15 +22,15 @@ def secret_cases(seed: int) -> list[Case]:
 
     Values, places and parameters are drawn; scales, offsets and constants are those of the known case of that name, or
     down to half of them, so that none is harder, and an eps is up to four times as large. Beside them, which have no
-    known case: the task's own inputs, and its own parameters, of which three elements are unlike the others. Who looks
-    at some of them and takes the rest for such as these is wrong there.
+    known case: the task's own inputs, and its own parameters, of which one element is unlike the others. Who looks at
+    some of them and takes the rest for such as these is wrong there, unless he happens to look at that one.
     """
     chance = random.Random(seed)
     initial, large = PARAMETERS["initial"], PARAMETERS["large"]
     drawn = replace(PARAMETERS["random"], seed=seed + 1)
     official, normal = INPUT["official"], INPUT["normal"]
     cases = [_case(replace(official, seed=seed), initial, oracle=True)]
-    cases += [_case(_anew(_SPARSE, seed, chance), initial, oracle=True)]
+    cases += [_case(_anew(entry, seed, chance), initial, oracle=True) for entry in _SPARSE]
     cases += [_case(_anew(official, seed, chance), Parameters("sparse", "sparse", seed=seed + 2), oracle=True)]
     for entry in INPUTS:
         if entry.name != official.name and entry.name not in _OF_NO_NUMBER:

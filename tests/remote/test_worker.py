@@ -53,6 +53,15 @@ def test_a_reply_waits_for_the_device(monkeypatch: pytest.MonkeyPatch, op: str, 
     assert seen == [queued, "waited"]
 
 
+TASK = """
+import torch
+class Model(torch.nn.Module):
+    pass
+def get_inputs():
+    return [torch.zeros(1)]
+def get_init_inputs():
+    return []
+"""
 THREADS = """
 import torch
 class ModelNew(torch.nn.Module):
@@ -67,7 +76,7 @@ def test_a_worker_adds_with_as_many_threads_as_its_judge(threads: int, tmp_path,
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        task = Task(0, 0, "threads", "", "0" * 64, "local")
+        task = Task(0, 0, "threads", TASK, "0" * 64, "local")
         with Worker.start(THREADS, task, cell=Cell(tmp_path / "cell"), timeout_s=60) as started:
             assert started.construct([])(torch.zeros(1)).item() == threads
     finally:
