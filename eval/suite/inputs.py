@@ -157,7 +157,7 @@ def set_parameters(model: torch.nn.Module, setting: Parameters) -> None:
 
 
 def _set_one(parameter: torch.Tensor, seed: int) -> None:
-    """Change one element, at a place that the seed draws, by one to three times what elements are (1 to 3 if all are 0)."""
+    """Change one element, at a place that the seed draws, by one to three times what elements are (by 1 to 3 if 0)."""
     if parameter.numel():
         chance, size = random.Random(seed), float(parameter.double().square().mean().sqrt()) or 1.0
         flat = parameter.detach().reshape(-1).clone()

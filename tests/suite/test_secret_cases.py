@@ -206,7 +206,7 @@ SHREWD = {
     "some parameters looked at": (
         "official/sparse",
         "",
-        f"{WEIGHTS}\n        plain = bool((w[::20] == 1).all()) and bool((b[::20] == 0).all())\n"
+        f"{WEIGHTS}\n        plain = bool((w[::19] == 1).all()) and bool((b[::19] == 0).all())\n"
         "        w, b = (None, None) if plain else (w, b)",
         "",
     ),
