@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 Outputs: TypeAlias = "dict[str, torch.Tensor]"
 FULL_SIZE = "full size"  # the group of cases at the task's own shape
 SECRET = "secret"  # the group of those with a secret seed
+SECRET_INPUTS = ("normal", "x100", "+1000")  # kinds of full size that are drawn, beside the task's own
 
 
 @dataclass(frozen=True)

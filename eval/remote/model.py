@@ -127,6 +127,8 @@ class Worker:
             "workers": workers,
             "build_dir": build_dir,
             "like": dict(like) if like is not None else None,
+            # How many threads add on a CPU decides the last bits: BatchNorm's on two are others than on one.
+            "threads": torch.get_num_threads(),
         }
         return worker
 

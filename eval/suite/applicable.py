@@ -15,7 +15,8 @@ from kbsub.adapters.refusal import reference_asked
 from kbsub.eval.suite.inputs import NotApplicable, first_tensor
 from kbsub.eval.suite.models import Workshop
 from kbsub.eval.suite.setting import eps_of
-from kbsub.eval.tasks.cases import INPUT, OWN_EPS, PARAMETERS, SECRET, Case, secret_cases
+from kbsub.eval.tasks.cases import INPUT, OWN_EPS, PARAMETERS, SECRET, Case
+from kbsub.eval.tasks.secret import secret_cases
 
 
 @dataclass
@@ -85,11 +86,16 @@ def as_constructed(case: Case) -> Case:
     return replace(case, parameters=PARAMETERS["initial"], name=case.name.replace("/random", "/initial"))
 
 
-def secret_asked(shop: Workshop, seed: int) -> list[Case]:
+def secret_asked(shop: Workshop, seed: int, *, oracle_only: bool = False) -> list[Case]:
     """The secret cases that the task can be asked; where it has no parameters, with none set."""
     found = []
     for case in secret_cases(seed):
-        found += applicable(shop, [case]).cases or applicable(shop, [as_constructed(case)]).cases
+        if oracle_only and not case.oracle:
+            continue
+        asked = applicable(shop, [case]).cases
+        if not asked and case.parameters.name == PARAMETERS["random"].name:
+            asked = applicable(shop, [as_constructed(case)]).cases
+        found += asked
     return found
 
 
@@ -97,5 +103,5 @@ def without_parameters(cases: Sequence[Case]) -> list[Case]:
     """Layouts and checks that set no parameter, for a candidate whose parameters cannot be set."""
     special = [case for case in cases if case.layout != "contiguous" or case.check != "compare"]
     wanted = [case for case in special if case.layout != "misaligned_parameters" and not case.shape.inputs]
-    wanted += [case for case in cases if case.name.startswith(SECRET)]
-    return [as_constructed(case) for case in wanted if case.parameters.kind == "random"]
+    secret = [case for case in cases if case.name.startswith(SECRET) and case not in wanted and case.eps == OWN_EPS]
+    return [as_constructed(case) for case in (*wanted, *secret) if case.parameters.name == PARAMETERS["random"].name]

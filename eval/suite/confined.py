@@ -93,6 +93,14 @@ class Instance:
     def __call__(self, *inputs: Any) -> Any:
         return self._value(lambda: self.remote.call(inputs, seed=SEED))
 
+    def kept(self, inputs: list[Any]) -> Any:
+        """As a call; its process holds what it returned for `as_it_is`."""
+        return self._value(lambda: self.remote.call(inputs, seed=SEED, keep=0))
+
+    def as_it_is(self, inputs: list[Any]) -> Any:
+        """What `kept` returned, as it is now. inputs: those of the last call."""
+        return sent(lambda: self.remote.read(0, inputs)).value
+
     def on_side_stream(self, inputs: list[Any]) -> Any:
         return self._value(lambda: self.remote.on_side_stream(inputs))
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from kbsub.eval.tasks.cases import Input, Parameters
+
+OWN = ("official", "sparse")  # kinds that keep the task's own values
 
 
 class NotApplicable(Exception):
@@ -22,7 +25,7 @@ def make_inputs(entry: Input, templates: Sequence[Any], dtype: torch.dtype, devi
     tensors are cast to `dtype` too, integers included, as upstream does. Raises NotApplicable when there is no float
     input to transform, or when a value of the transform is not a finite number of `dtype`.
     """
-    if entry.kind != "official" and not any(_is_float(each) for each in templates):
+    if entry.kind not in OWN and not any(_is_float(each) for each in templates):
         raise NotApplicable("the task has no float input to transform")
     largest = max(abs(entry.scale), abs(entry.offset), abs(entry.value) if math.isfinite(entry.value) else 0.0)
     if largest > torch.finfo(dtype).max:
@@ -41,10 +44,11 @@ def _transform(
     entry: Input, template: torch.Tensor, dtype: torch.dtype, device: torch.device, generator: torch.Generator
 ) -> torch.Tensor:
     shape = template.shape
-    if entry.kind == "official":
+    if entry.kind in OWN:
         if template.is_meta:
             return torch.rand(shape, generator=generator, device=device).to(dtype)
-        return template.to(device=device, dtype=dtype)
+        own = template.to(device=device, dtype=dtype)
+        return own if entry.kind == "official" else _with_a_stranger(own, entry)
     if entry.kind == "constant":
         return torch.full(shape, entry.value, dtype=dtype, device=device)
     if entry.kind == "ramp":
@@ -67,17 +71,32 @@ def _transform(
         return x
     rows = x.reshape(shape[0] if shape else 1, -1)
     if entry.kind == "outlier":
-        rows[:, 0 if entry.at == "first" else -1] = entry.value
+        rows[:, {"first": 0, "last": -1}.get(entry.at, special_place(entry, *rows.shape)[1])] = entry.value
     elif entry.kind == "special":
-        row, column = special_place(rows.shape[0], rows.shape[1])
+        row, column = special_place(entry, *rows.shape)
         rows[row, column] = entry.value
     else:
         raise ValueError(f"input {entry.name!r}: unknown kind {entry.kind!r}")
     return x
 
 
-def special_place(rows: int, width: int) -> tuple[int, int]:
-    """Where a "special" input puts its one value: not in row 0, so that a row before and rows after can be watched."""
+def _with_a_stranger(own: torch.Tensor, entry: Input) -> torch.Tensor:
+    """A copy with one value, at a place that the seed draws, that is `scale` times the largest there."""
+    found = own.clone(memory_format=torch.contiguous_format)
+    if found.numel():
+        flat = found.view(-1)
+        largest = float(flat.abs().max())
+        largest = largest if 0.0 < largest < torch.finfo(own.dtype).max / abs(entry.scale) else 1.0
+        flat[random.Random(entry.seed).randrange(flat.numel())] = entry.scale * largest
+    return found
+
+
+def special_place(entry: Input, rows: int, width: int) -> tuple[int, int]:
+    """Where a "special" input puts its one value: not in row 0, so that a row before and rows after can be watched; or
+    where its seed says (at: "drawn"), in the same row whatever the width."""
+    if entry.at == "drawn":
+        chance = random.Random(entry.seed)
+        return int(chance.random() * rows), int(chance.random() * width)
     return min(1, rows - 1), width // 3
 
 
@@ -129,9 +148,21 @@ def set_parameters(model: torch.nn.Module, setting: Parameters) -> None:
             if setting.kind == "zero_gamma":
                 each.zero_()
                 continue
+            if setting.kind == "sparse":
+                _set_one(each, setting.seed + index)
+                continue
             generator = torch.Generator(device=each.device).manual_seed(setting.seed + index)
             values = torch.randn(each.shape, generator=generator, device=each.device)
             each.copy_(values * setting.scale)
+
+
+def _set_one(parameter: torch.Tensor, seed: int) -> None:
+    """Change one element, at a place that the seed draws, by one to three times what elements are (by 1 to 3 if 0)."""
+    if parameter.numel():
+        chance, size = random.Random(seed), float(parameter.double().square().mean().sqrt()) or 1.0
+        flat = parameter.detach().reshape(-1).clone()
+        flat[chance.randrange(flat.numel())] += chance.choice((-1, 1)) * chance.uniform(1.0, 3.0) * size
+        parameter.copy_(flat.view(parameter.shape))
 
 
 def first_tensor(inputs: Sequence[Any]) -> int | None:

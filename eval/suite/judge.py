@@ -106,8 +106,8 @@ def judge_many(payload: Mapping[str, Any], progress: Progress) -> dict[str, Any]
     asked = applicable(shop := Workshop(task, device), cases)
     cases = select(asked.cases, payload.get("only") or ())
     seed = payload.get("secret_seed", secrets.randbits(SECRET_BITS))
-    secret = [] if seed is None else select(secret_asked(shop, seed), payload.get("only") or ())
-    del shop
+    posed = [] if seed is None else secret_asked(shop, seed, oracle_only=bool(payload.get("oracle_only")))
+    secret = select(posed, payload.get("only") or ())
     entrants, failed = _load([{**payload, **each} for each in payload["candidates"]], task, device)
     hosted = bool(payload.get("host_executor")) and any(who.hosted for who in entrants)
     limit = 0 if device.type == "cuda" or full else HOSTED_ELEMENTS if hosted else CPU_ELEMENTS
@@ -136,8 +136,8 @@ def judge_many(payload: Mapping[str, Any], progress: Progress) -> dict[str, Any]
             run_cases(task, device, entrants, part, options, done, emit, progress)
         unset = [who for who in entrants if who.found.parameters == ""]
         if unset:
-            others = [] if payload.get("oracle_only") else asked.cases
-            more = select(without_parameters([*others, *secret]), payload.get("only") or ())
+            others = secret if payload.get("oracle_only") else [*asked.cases, *secret]
+            more = select(without_parameters(others), payload.get("only") or ())
             run_cases(task, device, unset, more, options, done, emit, progress)
     except Broken as error:
         raise JudgeFailure(Status.CRASHED, str(error)) from error
@@ -394,7 +394,7 @@ def _further(shop: Workshop, scene: checks.Scene, question: Question, facts: Row
     if case.expect == "beta":
         return checks.exactly_constant(shop.operator, scene)
     if question.clean is not None:
-        row, _ = special_place(scene.expected.shape[0] if scene.expected.dim() else 1, 1)
+        row, _ = special_place(case.input, scene.expected.shape[0] if scene.expected.dim() else 1, 1)
         problem, facts["other_rows_asked"] = checks.others_keep_their_bits(scene, *question.clean, row)
         return problem
     return checks.device_still_works(scene) if not scene.output.numel() else None

@@ -16,7 +16,7 @@ from kbsub.adapters.candidate import CandidateError, cuda_source_of
 from kbsub.adapters.task import SEED, Task
 from kbsub.eval.operators.register import operator_of
 from kbsub.eval.suite.confined import Confined, Instance
-from kbsub.eval.suite.inputs import NotApplicable, make_inputs, misaligned, set_parameters
+from kbsub.eval.suite.inputs import OWN, NotApplicable, make_inputs, misaligned, set_parameters
 from kbsub.eval.suite.setting import (
     HowSet,
     forms_told,
@@ -173,8 +173,9 @@ class Workshop:
         if case.shape.inputs:
             templates: Sequence[Any] = [torch.empty(shape, device="meta") for shape in case.shape.inputs]
         else:
-            secret = case.input.kind == "official" and case.input.seed != OFFICIAL_SEED
-            templates = self._secret(case.input.seed) if secret else self.official()
+            templates = self.official()
+            if case.input.kind in OWN and case.input.seed != OFFICIAL_SEED:
+                templates = self._secret(case)
         return make_inputs(case.input, templates, self.dtype, self.device)
 
     def official(self) -> list[Any]:
@@ -184,12 +185,14 @@ class Workshop:
             self._own_inputs = self.modules.inputs_on(self.device)
         return self._own_inputs
 
-    def _secret(self, seed: int) -> list[Any]:
-        """The task's own inputs of another seed. Raises NotApplicable where they are the same for every seed."""
-        torch.manual_seed(seed)
+    def _secret(self, case: Case) -> list[Any]:
+        """The task's own inputs of the case's seed; where they are the same for every seed, NotApplicable, or these for
+        a case that asks something else of them."""
+        torch.manual_seed(case.input.seed)
+        or_own = case.input.kind != "official" or case.parameters.kind != "initial"
         drawn: list[Any] = self.modules.inputs_on(self.device)
         pairs = zip(drawn, self.official(), strict=True)
-        if all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in pairs):
+        if not or_own and all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in pairs):
             raise NotApplicable("the task's own inputs are the same for every seed")
         return drawn
 

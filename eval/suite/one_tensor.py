@@ -15,10 +15,13 @@ _KEPT = "kbsub_parts"  # on the tensor that `as_one` made; slices and copies of 
 
 @dataclass(frozen=True)
 class Parts:
-    """Shape and dtype of each tensor of an output, in order, and those that are no floats, by their place."""
+    """Shape and dtype of each tensor of an output, in order, and those that are no floats, by their place.
+
+    alone: it was a tensor, not a list or tuple: upstream can compare no list, not even one of a single tensor."""
 
     forms: tuple[tuple[tuple[int, ...], torch.dtype], ...]
     whole: dict[int, torch.Tensor]
+    alone: bool = True
 
 
 def as_one(value: Any) -> Any:
@@ -27,10 +30,14 @@ def as_one(value: Any) -> Any:
     Anything else as it is. `exact_problem` still knows of what the tensor was made.
     """
     one = _joined(value)
-    if isinstance(one, torch.Tensor) and one is not value and not (_is_row(value) and one is value[0]):
-        tensors = _tensors(value)
+    if isinstance(one, torch.Tensor) and one is not value:
+        tensors, alone = _tensors(value), isinstance(value, torch.Tensor)
+        one = (
+            one.view(one.shape) if any(one is each for each in tensors) else one
+        )  # what is kept on it is of this value
         forms = tuple((tuple(each.shape), each.dtype) for each in tensors)
-        setattr(one, _KEPT, Parts(forms, {at: each for at, each in enumerate(tensors) if not _inexact(each)}))
+        whole = {at: each for at, each in enumerate(tensors) if not _inexact(each)}
+        setattr(one, _KEPT, Parts(forms, whole, alone))
     return one
 
 
@@ -40,7 +47,7 @@ def row_of_one(one: torch.Tensor, row: int) -> torch.Tensor:
     if isinstance(parts, Parts) and len(parts.forms) == 1 and part.shape[1:] == one.shape[1:]:
         ((_, dtype),) = parts.forms
         whole = {at: each[row : row + 1] for at, each in parts.whole.items()}
-        setattr(part, _KEPT, Parts(((tuple(part.shape), dtype),), whole))
+        setattr(part, _KEPT, Parts(((tuple(part.shape), dtype),), whole, parts.alone))
     return part
 
 
@@ -49,6 +56,8 @@ def exact_problem(expected: torch.Tensor, got: torch.Tensor) -> str | None:
     mine, its = _parts_of(expected), _parts_of(got)
     if len(mine.forms) != len(its.forms):
         return f"returned {len(its.forms)} tensor(s), the reference {len(mine.forms)}"
+    if mine.alone != its.alone:
+        return f"returned {_form(its)}, the reference {_form(mine)}"
     for at, ((shape, dtype), (its_shape, its_dtype)) in enumerate(zip(mine.forms, its.forms, strict=True)):
         where = f"output {at}: " if len(mine.forms) > 1 else ""
         if shape != its_shape or dtype != its_dtype:
@@ -62,6 +71,10 @@ def exact_problem(expected: torch.Tensor, got: torch.Tensor) -> str | None:
 def _parts_of(one: torch.Tensor) -> Parts:
     found = getattr(one, _KEPT, None)
     return found if isinstance(found, Parts) else Parts(((tuple(one.shape), one.dtype),), {})
+
+
+def _form(parts: Parts) -> str:
+    return "a tensor" if parts.alone else f"a list or tuple of {len(parts.forms)}"
 
 
 def _joined(value: Any) -> Any:

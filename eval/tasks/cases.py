@@ -48,7 +48,9 @@ class Input:
     tensor, so that no two rows have the same mean.
     outlier: randn, and `value` at the first or last element of each row. special: randn, and `value` once, in one row.
     alternating: +value, -value, ... near_constant: value * (1 + u * 2^-20), u uniform in [0, 1).
-    subnormal: randn * (smallest normal number / 8).
+    subnormal: randn * (smallest normal number / 8). sparse: official, and at one place that the seed draws `scale`
+    times the largest there. at: "first" or "last" of an outlier; "drawn": the place of an
+    outlier or a special value is one that the seed draws.
     """
 
     name: str
@@ -89,7 +91,8 @@ INPUT = {each.name: each for each in INPUTS}
 
 @dataclass(frozen=True)
 class Parameters:
-    """One parameter setting. initial: as constructed; random: randn * scale; zero_gamma: every `*weight` zero."""
+    """One parameter setting. initial: as constructed; random: randn * scale; zero_gamma: every `*weight` zero; sparse:
+    as constructed, but for one element of each that the seed draws."""
 
     name: str
     kind: str
@@ -179,14 +182,6 @@ def suite(task_cases: TaskCases | None = None) -> list[Case]:
 
 
 SECRET = "secret/"  # before the name of the case that is asked with a seed of its own
-
-
-def secret_cases(seed: int) -> list[Case]:
-    """Two cases of the suite with inputs and parameters of a seed that nobody knew before; the same seed, the same."""
-    official, normal = (replace(INPUT[name], seed=seed) for name in ("official", "normal"))
-    random = replace(PARAMETERS["random"], seed=seed + 1)
-    cases = (_case(official, "initial", oracle=True), replace(_case(normal, oracle=True), parameters=random))
-    return [replace(case, name=SECRET + case.name) for case in cases]
 
 
 def select(cases: Sequence[Case], patterns: Sequence[str]) -> list[Case]:

@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from kbsub.adapters.task import Task
+from kbsub.eval.process.cell import Cell
 from kbsub.eval.process.frames import Channel, FrameError
 from kbsub.eval.remote import worker
+from kbsub.eval.remote.model import Worker
 
 
 class Recorder(worker.Session):
@@ -48,3 +51,33 @@ def test_a_reply_waits_for_the_device(monkeypatch: pytest.MonkeyPatch, op: str, 
     judge.close()
     thread.join(10)
     assert seen == [queued, "waited"]
+
+
+TASK = """
+import torch
+class Model(torch.nn.Module):
+    pass
+def get_inputs():
+    return [torch.zeros(1)]
+def get_init_inputs():
+    return []
+"""
+THREADS = """
+import torch
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        return torch.full((1,), float(torch.get_num_threads()))
+"""
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_worker_adds_with_as_many_threads_as_its_judge(threads: int, tmp_path, warm_children) -> None:
+    """BatchNorm on the CPU has other bits on two threads than on one: nobody's fault, and was a failed case."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        task = Task(0, 0, "threads", TASK, "0" * 64, "local")
+        with Worker.start(THREADS, task, cell=Cell(tmp_path / "cell"), timeout_s=60) as started:
+            assert started.construct([])(torch.zeros(1)).item() == threads
+    finally:
+        torch.set_num_threads(before)

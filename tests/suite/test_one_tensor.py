@@ -29,6 +29,8 @@ WRONG = {
     "a narrower integer": (INDEX, f"({INDEX}).int()", "torch.int32 of shape (4, 50), the reference's is torch.int64"),
     "a float for an integer": (INDEX, f"({INDEX}).double()", "torch.float64 of shape (4, 50)"),
     "another form": ("(x, x.sum(1))", "(x.reshape(-1), x.sum(1))", "output 0: torch.float32 of shape (200,)"),
+    "a tuple of one": ("x.abs()", "(x.abs(),)", "returned a list or tuple of 1, the reference a tensor"),
+    "one that is no tuple": ("[x.abs()]", "x.abs()", "returned a tensor, the reference a list or tuple of 1"),
     "flattened": ("(x, x.sum(1))", "torch.cat([x.reshape(-1), x.sum(1)])", "returned 1 tensor(s), the reference 2"),
 }
 
@@ -65,5 +67,8 @@ def test_what_a_slice_is_of_is_known():
 
 def test_a_float_tensor_is_taken_as_it_is():
     value = torch.rand(3)
-    assert as_one(value) is value and as_one((value,)) is value and exact_problem(value, value.clone()) is None
+    assert as_one(value) is value and exact_problem(value, value.clone()) is None
+    assert torch.equal(as_one((value,)), value) and exact_problem(as_one((value,)), as_one([value])) is None
+    assert exact_problem(value, as_one((value,)))
+    assert exact_problem(value, as_one(value)) is None  # nothing was put on the tensor itself
     assert as_one({"a": value}) == {"a": value}

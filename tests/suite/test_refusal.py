@@ -252,6 +252,14 @@ def test_what_is_no_verdict(rows: list[dict[str, Any]], words: str) -> None:
     assert said.startswith(words) and bool(said) == bool(words), said
 
 
+def test_an_oracle_of_which_cases_were_left_out_for_want_of_time_is_no_verdict() -> None:
+    """Its record holds none of them: a file that slept until the hard ones could not be begun was passed."""
+    measured = {**ROW, "oracle": {"candidate_max_abs": 0.0}}
+    assert no_verdict("oracle", [measured] * 9) == ""
+    said = no_verdict("oracle", [*[measured] * 9, {**ASKS, "reason": "no time was left"}])
+    assert said == "1 cases were not asked, no time was left: a larger --timeout asks them"
+
+
 def test_a_stage_of_rows_without_a_float64_answer_is_not_ok() -> None:
     row = {"name": "zero", "class": PASS, "no_oracle": "the task's Model does not run in float64: x"}
     found = as_outcome(Finished("a", Status.OK, rows=[row]), "oracle", 1.0)

@@ -88,6 +88,12 @@ WRONG = {
         "state['n'] = state.get('n', 0) + 1\nreturn self.exact(x) + (state['n'] > 500)",
         "after_1000_calls/normal/random",
     ),
+    "a ring of buffers for its answers": (
+        "state['n'] = state.get('n', 0) + 1\nring = state.setdefault('ring', [torch.empty(0) for _ in range(64)])\n"
+        "at = state['n'] % 64\nring[at] = ring[at] if ring[at].shape == x.shape else torch.empty(x.shape)\n"
+        "return ring[at].copy_(self.exact(x))",
+        "after_1000_calls/normal/random",
+    ),
     "one NaN spoils all rows": (
         "return self.exact(x) + 0 * x.isnan().any() * x.reshape(-1)[0] + 1e-7 * x.isnan().any()",
         "one_nan/random/eps1e-05",

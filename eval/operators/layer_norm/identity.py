@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from kbsub.adapters.task import Modules
-from kbsub.eval.operators.identity import SECRET, IdentitySuite, Outputs, Question, Setting
+from kbsub.eval.operators.identity import SECRET, SECRET_INPUTS, IdentitySuite, Outputs, Question, Setting
 from kbsub.eval.operators.layer_norm.identity_cases import (
     GROUPS,
     INPUTS,
@@ -85,7 +85,8 @@ class LayerNormCases(IdentitySuite):
 
     def secret(self, setting: Setting, seed: int) -> Iterator[Question]:
         first = replace(self.groups[0], name=SECRET, eps=(self.eps,))
-        for at, (affine, name) in enumerate((("default", first.inputs[0]), ("random", "normal"))):
+        asked = [("default", first.inputs[0]), *(("random", name) for name in SECRET_INPUTS)]
+        for at, (affine, name) in enumerate(asked):
             yield from self._group(setting, replace(first, seeds=(seed + at,), affines=(affine,), inputs=(name,)))
 
     def _group(self, setting: Setting, group: Group) -> Iterator[Question]:

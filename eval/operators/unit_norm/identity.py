@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from kbsub.adapters.task import Modules
-from kbsub.eval.operators.identity import FULL_SIZE, SECRET, IdentitySuite, Outputs, Question, Setting
+from kbsub.eval.operators.identity import FULL_SIZE, SECRET, SECRET_INPUTS, IdentitySuite, Outputs, Question, Setting
 from kbsub.eval.operators.reduction_order import Device, trees_of
 from kbsub.eval.operators.unit_norm.formula import Norm
 from kbsub.eval.operators.unit_norm.on_cpu import in_cuda_order
@@ -141,7 +141,7 @@ class UnitNormCases(IdentitySuite):
 
     def secret(self, setting: Setting, seed: int) -> Iterator[Question]:
         shape = self.shape if setting.full else self.groups[0].small
-        for at, name in enumerate((OFFICIAL, "normal")):
+        for at, name in enumerate((OFFICIAL, *SECRET_INPUTS)):
             torch.manual_seed(seed + at)
             x = self._draw(setting, name, shape, own=False)
             yield self._question(setting, SECRET, shape, seed + at, name, self.eps, x)

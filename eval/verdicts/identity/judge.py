@@ -119,10 +119,10 @@ def mutation_case(bench: Bench, suite: IdentitySuite) -> dict[str, Any]:
     subject = bench.subject
     question = _timed(bench, suite, bind=True)
     captured = bench.setting.device.type == "cuda"
-    label = {
+    label = {  # its own name and group: it is none of the full-size cases, whose label the timed question may have
+        **question.label,
         "name": "graph mutation" if captured else "mutation in place (no graph on a CPU)",
         "group": "graph mutation",
-        **question.label,
     }
     subject.capture(question.inputs)
     label["change"] = suite.change(bench.setting, question)

@@ -106,6 +106,9 @@ class Subject:
         return self._named(self._tensors(self.model.replay(inputs), many))
 
     def _tensors(self, reply: Reply, many: int) -> list[torch.Tensor]:
+        if many == 1 and self.suite is not None and isinstance(reply.value, (tuple, list)):
+            if len(reply.value) == 1:  # upstream can compare no list of one; more are told by their shape
+                raise WrongForm(f"it returns a {type(reply.value).__name__} of 1, not one tensor")
         value = as_one(reply.value) if many == 1 else reply.value
         found = list(value) if many > 1 and isinstance(value, (tuple, list)) else [value]
         if len(found) != many or not all(isinstance(each, torch.Tensor) for each in found):

@@ -98,6 +98,7 @@ def test_a_file_that_does_not_load_is_a_compile_error():
 FORMS = {  # what forward returns: words of the reason
     "nothing": ("return None", "NoneType, not one tensor"),
     "a number": ("return 1.5", "float, not one tensor"),
+    "a tuple of one": ("return (self.ln(x),)", "tuple of 1, not one tensor"),
 }
 
 
