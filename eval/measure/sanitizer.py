@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kbsub.eval.measure.sanitizer_cases import InspectedFile, Part, candidates, cases, exercise, groups
+from kbsub.eval.measure.children.sanitizer_cases import InspectedFile, Part, candidates, cases, exercise, groups
 from kbsub.eval.results.model import write_json_atomic
 from kbsub.eval.run.machine_facts import measured_on
 

@@ -25,7 +25,7 @@ from kbsub.eval.tasks.declarations import Declaration, read_declarations
 from kbsub.eval.tasks.grid import GridShape
 from kbsub.eval.tasks.task_file import needs_checkout, read_task_file, swept_folders, task_text
 
-TARGET = "kbsub.eval.measure.sweep_child:judge"
+TARGET = "kbsub.eval.measure.children.sweep_child:judge"
 FINE = ("right", "refused", "declared_failure")
 FAULTS = ("wrong", "driver_error", "other_error", "not_run")
 MOST_RESTARTS = 20  # of one candidate in one dtype: a file that dies everywhere says so after these

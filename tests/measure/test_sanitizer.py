@@ -11,7 +11,7 @@ import torch
 
 from kbsub.eval.host_executor import H200_LIMITS, SMALL_LIMITS, HostExecutor, adopt
 from kbsub.eval.measure import sanitizer as ms
-from kbsub.eval.measure import sanitizer_cases as sc
+from kbsub.eval.measure.children import sanitizer_cases as sc
 
 torch.set_num_threads(1)
 FILES = sc.candidates()

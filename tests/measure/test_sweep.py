@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 import kbsub.submissions
 from kbsub.adapters.task import load_task
 from kbsub.eval.cli import app
-from kbsub.eval.measure import sweep, sweep_child
+from kbsub.eval.measure import sweep
+from kbsub.eval.measure.children import sweep_child
 from kbsub.eval.process.isolated import Outcome, Status
 from kbsub.eval.tasks.grid import GridShape
 

@@ -43,7 +43,7 @@ PRELOAD = [
     "kbsub.eval.host_executor",
     "kbsub.eval.operators.layer_norm.operator",
     "kbsub.eval.bench.child",
-    "kbsub.eval.measure.sweep_child",
+    "kbsub.eval.measure.children.sweep_child",
     "kbsub.eval.run.task_size",
     "kbsub.adapters.environment",
     "support.warm",  # this module, for the first words of each child
