@@ -26,7 +26,7 @@ from kbsub.eval.suite.one_tensor import as_one, exact_problem, row_of_one
 from kbsub.eval.suite.setting import forms_of, state_for
 
 CALLS_S = 10.0  # of after_1000_calls, where that many calls would take longer
-HELD_BYTES = 1 << 30  # of an answer that is held meanwhile: a ring of larger ones is no shorter than the referee's batch
+HELD_BYTES = 1 << 30  # of an answer that is held meanwhile: of larger ones there is room for no long ring
 
 
 @dataclass
