@@ -58,6 +58,11 @@ _FUSED = re.compile(r"^\s*fma\.r[nzmp]\S*", re.MULTILINE)
 # Without a rounding mode, ptxas may contract a product into a sum.
 _LOOSE_PRODUCT = re.compile(r"^\s*mul\.f(?:32|64)\b", re.MULTILINE)
 _LOOSE_SUM = re.compile(r"^\s*(?:add|sub)\.f(?:32|64)\b", re.MULTILINE)
+# Functions of CUDA's own that a source may call: in them sums have no rounding mode, and exponentials and reciprocals
+# of arguments that were scaled before flush what cannot be subnormal.
+_LIBRARY = re.compile(r"\b(?:erff?|expf?|tanhf?)\(")
+_FLUSHING = re.compile(r"\S+\.ftz\S*")
+LIBRARY_FLUSHES = ("ex2.approx.ftz.f32", "rcp.approx.ftz.f32")
 
 
 @dataclass(frozen=True)
@@ -266,8 +271,10 @@ def findings(
     if compiled.error:
         return [f"{where}: {compiled.error}\n{compiled.log}"]
     found = [f"{where}: {line.strip()}" for line in compiled.log.splitlines() if re.search(r"\bwarning\s*[#:]", line)]
-    if ".ftz" in compiled.ptx:
-        found.append(f"{where}: PTX flushes subnormals ({compiled.ptx.count('.ftz')} instructions with .ftz)")
+    calls_library = _LIBRARY.search(source) is not None
+    flushing = [each for each in _FLUSHING.findall(compiled.ptx) if not (calls_library and each in LIBRARY_FLUSHES)]
+    if flushing:
+        found.append(f"{where}: PTX flushes subnormals ({len(flushing)} instructions with .ftz)")
     found += [f"{where}: {text}" for text in unasked_fusion(source, options, arch, compiled.ptx)]
     for kernel, used in compiled.resources.items():
         allowed = budget.get(kernel)
@@ -288,7 +295,7 @@ def unasked_fusion(source: str, options: tuple[str, ...], arch: str, ptx: str) -
     written = len(_FUSED.findall(compile_source(source, strict, arch.replace("sm_", "compute_")).ptx))
     made = len(_FUSED.findall(ptx))
     found = [f"PTX has {made} fused multiply-adds, the source asks for {written}"] if made != written else []
-    if _LOOSE_PRODUCT.search(ptx) and _LOOSE_SUM.search(ptx):
+    if _LOOSE_PRODUCT.search(ptx) and _LOOSE_SUM.search(ptx) and not _LIBRARY.search(source):
         found.append("PTX has products and sums without rounding mode: ptxas may fuse them; write __fmul_rn, __fadd_rn")
     return found
 

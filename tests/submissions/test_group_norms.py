@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from kbsub.eval.host_executor import SMALL_LIMITS, compile_gate, host_namespace, kernel_names, poisoned
+from kbsub.eval.host_executor import SMALL_LIMITS, host_namespace, kernel_names, poisoned
 from kbsub.eval.operators.compare.oracle import error_of
 from kbsub.eval.operators.group_norm import on_cpu
 from kbsub.eval.operators.group_norm.formula import Layer, norm_of_groups
-from support.paths import ROOT, TESTS
+from support.paths import ROOT
 
 torch.set_num_threads(1)  # tiny tensors: thread pools only wait for each other
 LIMITS = dataclasses.replace(SMALL_LIMITS, multiprocessors=8)  # room for a set of sixteen blocks
@@ -160,15 +160,3 @@ def test_the_corrected_product_is_the_quotient() -> None:
         q = d * reciprocal
         corrected = on_cpu.fma(on_cpu.fma(np.full_like(d, -n32), q, d), np.full_like(d, reciprocal), q)
         assert (corrected == d / n32).all(), n
-
-
-@pytest.mark.parametrize("stem", SOURCES)
-def test_compiles_for_sm_90_within_its_budget(stem: str) -> None:
-    pytest.importorskip("cupy_backends.cuda.libs.nvrtc", reason="NVRTC: pip install 'kb-submissions[cuda13]'")
-    budget = compile_gate.read_budget(TESTS / "resource_budget.toml")
-    space: dict[str, Any] = {}
-    exec(SOURCES[stem], space)
-    options = space["NVRTC_OPTIONS"] + space.get("BUILD", OF_PLANES)
-    compiled = compile_gate.compile_source(space["CUDA_SOURCE"], options, "sm_90")
-    found = compile_gate.findings(stem, space["CUDA_SOURCE"], options, "sm_90", compiled, budget.get(stem, {}))
-    assert not found, "\n".join(found)
