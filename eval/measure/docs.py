@@ -131,7 +131,7 @@ def lay_out(folder: Path, root: Path, checkout: Path | None) -> None:
         (folder / "runs" / name).mkdir(parents=True)
         for sample in range(2):
             (folder / "runs" / name / f"level_1_problem_19_sample_{sample}_kernel.py").write_text(RELU)
-    rows = [{"level_id": 1, "task_id": 19, "custom_code": RELU}, {"level_id": 1, "task_id": 36, "custom_code": NORM}]
+    rows = [{"level_id": 1, "task_id": 19, "custom_code": text} for text in (RELU, RELU.replace("min=0", "min=-1"))]
     (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     shutil.copytree(root / "examples", folder / "examples", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(root / "results", folder / "results")
