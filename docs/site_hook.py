@@ -42,6 +42,7 @@ def on_files(files: Any, config: Any) -> Any:
     for name, path in pictures.items():
         files.append(File.generated(config, name, abs_src_path=str(path)))
     files.append(File.generated(config, "reference/commands.md", content=commands()))
+    files.append(File.generated(config, "reference/examples.md", content=examples()))
     return files
 
 
@@ -69,6 +70,14 @@ def paper(text: str, source: str, page: str, pictures: dict[str, Path]) -> str:
         fenced ^= line.lstrip().startswith("```")
         out.append(line if fenced else LINK.sub(link, line))
     return "\n".join(out)
+
+
+def examples() -> str:
+    """The scripts of examples/, which no wheel holds, to be read and saved."""
+    lines = ["# Example scripts", "", "Complete programs over [the Python interface](python.md); each has a test.", ""]
+    for file in sorted((ROOT / "examples").glob("*.py")):
+        lines += [f"## {file.name}", "", "```python", file.read_text("utf-8").rstrip(), "```", ""]
+    return "\n".join(lines)
 
 
 def commands() -> str:

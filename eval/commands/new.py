@@ -28,12 +28,12 @@ def command(
 
     \b
     kbsub new level1_36
-    kbsub new level2_12 --style triton --out mine.py
+    kbsub new level2_12 --style triton --out kernels/mine.py
     kbsub new my_task.py --style cuda-inline
     """
     from kbsub.adapters.task import TaskError, resolve_task
     from kbsub.eval.process.isolated import run_isolated
-    from kbsub.eval.process.printable import shown_name
+    from kbsub.eval.process.printable import one_line, shown_name
     from kbsub.eval.starter.facts import TARGET, nothing_known
     from kbsub.eval.starter.reference import rewrite
     from kbsub.eval.starter.styles import STYLES
@@ -54,9 +54,11 @@ def command(
     except TaskError as error:
         common.stop("new", common.EXIT_USAGE, str(error))
     judge = f"kbsub eval {shown_name(target)} --task {task}"
+    target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(starter(found, reference, style, facts, judge), "utf-8")
     step = reference.step
-    typer.echo(f"wrote {shown_name(target)}: " + (f"its kernel computes {step.text}" if step else "its kernel copies"))
+    words = f"the step to make your own is {step.text}" if step else "no step was found, a kernel copies the result"
+    typer.echo(f"wrote {shown_name(target)}: {one_line(words)}")
     typer.echo(f"judge it with: {judge}")
 
 

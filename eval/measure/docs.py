@@ -124,15 +124,14 @@ def pages(root: Path) -> list[Path]:
 
 def lay_out(folder: Path, root: Path, checkout: Path | None) -> None:
     """Files that the documents name, in `folder`: candidates, samples, a corpus, examples, results, KernelBench."""
-    for name in ("kernels/mine.py", "sample.py", "samples/first.py", "samples/second.py"):
+    for name in ("kernels/mine.py", "sample.py", "samples/first.py"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(NORM)
     for name in ("my_run", "model_a", "model_b", "before", "after"):
         (folder / "runs" / name).mkdir(parents=True)
-        for sample in range(2):
-            (folder / "runs" / name / f"level_1_problem_19_sample_{sample}_kernel.py").write_text(RELU)
-    rows = [{"level_id": 1, "task_id": 19, "custom_code": RELU}, {"level_id": 1, "task_id": 36, "custom_code": NORM}]
-    (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (folder / "runs" / name / "level_1_problem_19_sample_0_kernel.py").write_text(RELU)
+    row = {"level_id": 1, "task_id": 19, "custom_code": RELU}
+    (folder / "corpus.jsonl").write_text(json.dumps(row) + "\n")
     shutil.copytree(root / "examples", folder / "examples", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(root / "results", folder / "results")
     (folder / "submissions").symlink_to(root / "submissions")

@@ -282,9 +282,10 @@ def test_new_then_eval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command writes a file that `kbsub eval` calls OK as it is, says so, and writes over nothing."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(program("return F.mish(x) + y"))
+    assert CliRunner().invoke(app, ["new", "mine.py", "--out", "new/folder/a.py"]).exit_code == 0
     made = CliRunner().invoke(app, ["new", "mine.py"])
     assert made.exit_code == 0, made.output
-    assert "wrote mine_torch.py: its kernel computes F.mish(x) + y" in made.output
+    assert "wrote mine_torch.py: the step to make your own is F.mish(x) + y" in made.output
     assert "kbsub eval mine_torch.py --task mine.py" in made.output
     judged = CliRunner().invoke(app, ["eval", "mine_torch.py", "--task", "mine.py", "--only", "official"])
     assert judged.exit_code == 0, judged.output

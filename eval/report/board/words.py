@@ -84,6 +84,13 @@ def problems_table(board: Mapping[str, Any]) -> tuple[list[str], list[list[str]]
     return head, lines
 
 
+# What a person on a machine without a GPU must know before reading a zero.
+UNJUDGED = (
+    "**No row has an official verdict, which takes a GPU: `judged`, `correct`, pass@k, fast_p and the mean say nothing "
+    "here. How each file did in the local check stands in its row (`status` of leaderboard.csv, and the page).**"
+)
+
+
 def markdown(board: Mapping[str, Any]) -> str:
     """The runs and the problems. The rows are in the CSV and on the page."""
     parts = [
@@ -91,6 +98,7 @@ def markdown(board: Mapping[str, Any]) -> str:
         f"KernelBench at {board['pin'][:12]}. Baseline: {board['baseline']}. pass@k, fast_p and geometric mean are "
         "upstream's: fast_p counts sample 0 and divides by all problems of the level (`of`). The columns after them "
         "are counts of this project's own verdicts and change none of those.",
+        *([] if any(run["judged"] for run in board["runs"]) else [UNJUDGED]),
         "## Runs",
         _table(*runs_table(board)),
         "## Problems",

@@ -124,8 +124,8 @@ def find_samples(folder: Path) -> Found:
     if not found.samples:
         others = "; ".join(found.notes())
         raise BatchError(
-            f"{folder}: holds no level_L_problem_P_sample_S_kernel.py; write one with: kbsub export"
-            + (f" ({others})" if others else "")
+            f"{folder}: holds no level_L_problem_P_sample_S_kernel.py; kbsub export writes them, and files of other "
+            "names are judged when each is named, with --task" + (f" ({others})" if others else "")
         )
     return found
 

@@ -149,3 +149,15 @@ def test_sorting_and_filtering_in_a_real_browser(written, tmp_path, width):
         "wider than the window": "false",
         "title": "Leaderboard",
     }
+
+
+def test_where_nothing_is_official_the_zeros_are_explained(tmp_path):
+    """On a machine without a GPU every figure of upstream's is empty; one official row and the sentence is gone."""
+    run = tmp_path / "model"
+    row = put(run, 1, 2, 0, official(True))
+    row.write_text(json.dumps({**json.loads(row.read_text()), "status": "NOT_RUN"}))  # it says nothing official
+    said = CliRunner().invoke(app, ["leaderboard", str(run), "--out", str(tmp_path / "board")])
+    assert said.exit_code == 0 and "No row has an official verdict, which takes a GPU" in said.output
+    put(run, 1, 2, 1, official(False))
+    said = CliRunner().invoke(app, ["leaderboard", str(run), "--out", str(tmp_path / "board")])
+    assert said.exit_code == 0 and "No row has" not in said.output
