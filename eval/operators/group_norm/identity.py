@@ -13,7 +13,7 @@ import torch
 from kbsub.adapters.task import Modules
 from kbsub.eval.operators.group_norm import on_cpu
 from kbsub.eval.operators.group_norm.formula import Layer
-from kbsub.eval.operators.identity import FULL_SIZE, IdentitySuite, Question, Setting
+from kbsub.eval.operators.identity import FULL_SIZE, SECRET, SECRET_INPUTS, IdentitySuite, Question, Setting
 from kbsub.eval.operators.unit_norm.identity import (
     FULL_INPUTS,
     INPUTS,
@@ -80,6 +80,15 @@ class GroupNormCases(IdentitySuite):
                 torch.manual_seed(seed)
                 drawn = key, self._draw(setting, name, shape, seed == 0)
             yield self._question(setting, group.name, shape, seed, random, name, eps, state, drawn[1])
+
+    def secret(self, setting: Setting, seed: int) -> Iterator[Question]:
+        shape = self.shape if setting.full else self.groups[0].small
+        for at, name in enumerate((OFFICIAL, *SECRET_INPUTS)):
+            random = bool(at) and self.layer.weight is not None
+            state = self._state(setting, random, seed + at)
+            torch.manual_seed(seed + at)
+            x = self._draw(setting, name, shape, own=False)
+            yield self._question(setting, SECRET, shape, seed + at, random, name, self.layer.eps, state, x)
 
     def timed(self, setting: Setting, with_state: bool) -> Question:
         shape = self.shape if setting.full else self.groups[0].small

@@ -22,7 +22,7 @@ from kbsub.adapters.refusal import modules_of, reference_asked
 from kbsub.adapters.task import Modules, Task, task_from_payload
 from kbsub.eval.operators.compare.bitwise import judge_pair, repeated_hashes
 from kbsub.eval.operators.compare.oracle import OracleError
-from kbsub.eval.operators.identity import FULL_SIZE, SECRET, IdentitySuite, Outputs, Question, Setting
+from kbsub.eval.operators.identity import FULL_SIZE, SECRET, SECRET_INPUTS, IdentitySuite, Outputs, Question, Setting
 from kbsub.eval.operators.register import operator_of
 from kbsub.eval.process.cell import Cell, candidate_folder
 from kbsub.eval.process.isolated import JudgeFailure, Status, is_out_of_memory
@@ -208,14 +208,16 @@ def judge(payload: dict[str, Any], progress: Progress) -> dict[str, Any]:
 
 def _judge(bench: Bench, payload: dict[str, Any], progress: Progress) -> dict[str, Any]:
     suite = bench.suite
-    total = suite.count(bench.setting) + 2 if suite else len(SEEDS)
+    # Two more of a suite: repeated runs and the change in place. And the secret cases.
+    total = suite.count(bench.setting) + 2 + 1 + len(SECRET_INPUTS) if suite else len(SEEDS) + 1
     extra: dict[str, Any] = {}
     at: dict[str, Any] = {}
 
     def announce(label: dict[str, Any]) -> None:
         at.update(label)
         bench.subject.hurry()
-        progress({"stage": "case", "index": len(bench.cases) + 1, "of": total, "case": label["name"]})
+        begun = len(bench.cases) + len(bench.secret) + 1
+        progress({"stage": "case", "index": begun, "of": total, "case": label["name"]})
 
     def take(records: Iterator[dict[str, Any]]) -> None:
         for label in records:
