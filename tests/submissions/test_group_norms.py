@@ -116,6 +116,7 @@ def test_keeps_the_accurate_bound(stem: str) -> None:
     assert set(space["host_executor"].launches) == {"sets_once", "row_any"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stem", SOURCES)
 def test_thread_order_changes_nothing(stem: str) -> None:
     shape, groups = PLANES[0]

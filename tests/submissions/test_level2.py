@@ -98,6 +98,7 @@ def test_a_collapse_is_the_task_in_real_numbers(key: tuple[str, str]) -> None:
     assert not never, f"kernels that no shape here reaches: {never}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", COLLAPSED, ids=str)
 def test_a_collapse_reads_its_parameters_on_every_call(key: tuple[str, str]) -> None:
     model = space_of(key)["ModelNew"](*init_of(key[0], 64, 96))

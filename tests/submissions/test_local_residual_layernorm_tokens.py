@@ -66,7 +66,9 @@ def test_right_where_rows_are_wide(precision: str) -> None:
     assert not never, f"kernels that no shape here reaches: {sorted(never)}; add one"
 
 
-@pytest.mark.parametrize("moved", ["x", "residual", "both", "weight", "bias"])
+@pytest.mark.parametrize(
+    "moved", [pytest.param(each, marks=pytest.mark.slow) for each in ("x", "residual", "weight", "bias")] + ["both"]
+)
 def test_reads_what_is_not_aligned(moved: str) -> None:
     """Tensors that start one element into their storage; x and the residual need not start at the same place."""
     torch.manual_seed(6)

@@ -224,7 +224,9 @@ SHREWD = {
 }
 
 
-@pytest.mark.parametrize("name", SHREWD)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if at > 1 else []) for at, name in enumerate(SHREWD)]
+)
 def test_what_is_right_on_all_that_can_be_known_fails_where_nobody_knows(tmp_path, name, warm_children):
     kinds, more, before, after = SHREWD[name]
     source = LN.format(more=more, before=before, after=after)
