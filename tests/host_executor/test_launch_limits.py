@@ -70,7 +70,7 @@ def test_shapes_are_a_thousand_and_hold_the_boundaries() -> None:
     assert named <= set(WIDTHS)
 
 
-# Files that `make test` asks at every shape of the GPU measured on; of others, and of one GPU with little shared memory,
+# Files that `make test` asks at every shape of the GPU measured on; of others, and of one with little shared memory,
 # it takes one shape in so many (a prime: every number of rows and every width has its turn). `make test-all` takes all
 # five, and every shape.
 LAYER_NORMS = ("level1_40/", "local_layernorm_tokens/")
