@@ -44,7 +44,7 @@ def test_the_row_of_an_evaluation(asked, tmp_path, capsys):
     runner.record_outcome(row, KINDS[OFFICIAL], outcome)
     assert asked == [("level1_40", "embedded", "fp32")]
     assert Candidate.model_validate(row.fields).blind_spots == WORDS
-    _summary(Console(width=200), plan, [row], Path("result.json"))
+    _summary(Console(width=200), plan, [row], Path("result.json"), "")
     assert f"What correct means at level1_40: {WORDS} (docs/blind-spots.md)" in capsys.readouterr().out
 
 
