@@ -44,12 +44,32 @@ class Upstream:
 
 def stand_in_for_missing_clients() -> tuple[str, ...]:
     """Put an inert module where one of upstream's client packages is not installed; returns the stand-ins' names."""
-    for name, taken in CLIENTS.items():
-        if name not in sys.modules and importlib.util.find_spec(name) is None:
+    for name in _missing_clients():
+        if name not in sys.modules:
             module = types.ModuleType(name, _STAND_IN)
-            setattr(module, taken, _inert(name))
+            setattr(module, CLIENTS[name], _inert(name))
             sys.modules[name] = module
-    return tuple(name for name in sorted(CLIENTS) if getattr(sys.modules.get(name), "__doc__", None) == _STAND_IN)
+    return _missing_clients()
+
+
+def write_stand_ins(folder: Path) -> Path:
+    """`folder`, made if need be, for the PYTHONPATH of upstream's scripts, with an inert module for each client package
+    that is not installed: a local run only loads the (absent) .env with one of them."""
+    folder.mkdir(exist_ok=True)
+    for name in _missing_clients():
+        (folder / f"{name}.py").write_text(f"def {CLIENTS[name]}(*arguments, **options):\n    return False\n")
+    return folder
+
+
+def _missing_clients() -> tuple[str, ...]:
+    """Those that are not installed; a stand-in in this process does not count (nor has it a spec to be found by)."""
+
+    def is_missing(name: str) -> bool:
+        if name in sys.modules:
+            return sys.modules[name].__doc__ == _STAND_IN
+        return importlib.util.find_spec(name) is None
+
+    return tuple(name for name in sorted(CLIENTS) if is_missing(name))
 
 
 def _inert(name: str) -> Callable[..., bool]:

@@ -17,7 +17,6 @@ same is kept, so that the same call goes on after an interruption. Run it from t
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -33,7 +32,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kbsub.adapters.evaluator import CLIENTS
+from kbsub.adapters.evaluator import write_stand_ins
 
 KINDS = ("fast", "slow", "gpu", "no")
 LANGUAGES = ("", "bash", "sh", "python")  # what a person is to run; any other fence (text, json) shows something
@@ -150,11 +149,7 @@ class Shell:
             program.parent.mkdir(exist_ok=True)
             program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {module}"$@"\n')
             program.chmod(0o755)
-        own = state / "stand_ins"  # what upstream's scripts import and a local run never uses, where it is not here
-        own.mkdir(exist_ok=True)
-        for name, taken in CLIENTS.items():
-            if importlib.util.find_spec(name) is None:
-                (own / f"{name}.py").write_text(f"def {taken}(*arguments, **options):\n    return False\n")
+        own = write_stand_ins(state / "stand_ins")
         path = os.pathsep.join([str(state / "bin"), os.environ.get("PATH", "")])
         here = os.pathsep.join(str(Path(each).resolve()) for each in (*filter(None, sys.path), str(own)))
         # As little noise as a person's terminal has: no CI's own variables, which change what the gate prints.

@@ -13,7 +13,6 @@ say more than the wall. The last tree's own phases stand beside it. Exit code 1 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import resource
@@ -27,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from kbsub.adapters.checkout import find_checkout
-from kbsub.adapters.evaluator import CLIENTS
+from kbsub.adapters.evaluator import write_stand_ins
 from kbsub.adapters.task import resolve_task
 from kbsub.eval.measure.wall_time import LIMIT_S
 from kbsub.eval.results.manifest import digest
@@ -141,11 +140,7 @@ def _programs(
     reference, build = scratch / "reference.py", scratch / "build"
     reference.write_text(source)
     build.mkdir()
-    stand_ins = scratch / "stand_ins"
-    stand_ins.mkdir()
-    for name, taken in CLIENTS.items():
-        if importlib.util.find_spec(name) is None:
-            (stand_ins / f"{name}.py").write_text(f"def {taken}(*arguments, **options):\n    return False\n")
+    stand_ins = write_stand_ins(scratch / "stand_ins")
     inherited = os.environ.get("PYTHONPATH")
     if options.device == "cpu":
         bare = ([sys.executable, "-c", _ON_CPU, options.task, str(candidate), str(checkout)], dict[str, str]())

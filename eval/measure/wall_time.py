@@ -13,7 +13,6 @@ to itself.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import statistics
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from kbsub.adapters.checkout import find_checkout
-from kbsub.adapters.evaluator import CLIENTS
+from kbsub.adapters.evaluator import write_stand_ins
 from kbsub.eval.process.isolated import run_isolated
 from kbsub.eval.results.manifest import digest
 from kbsub.eval.results.model import write_json_atomic
@@ -113,11 +112,7 @@ def kbsub(candidate: Path, checkout: Path, scratch: Path, logs: Path, device: st
 
 def upstream(candidate: Path, checkout: Path, scratch: Path, logs: Path, gpu_arch: str) -> Run:
     """Upstream's scripts/run_and_check.py, unmodified, on the same file."""
-    stand_ins = scratch / "stand_ins"
-    stand_ins.mkdir()
-    for name, taken in CLIENTS.items():
-        if importlib.util.find_spec(name) is None:  # inert: a local run only loads the (absent) .env with one of them
-            (stand_ins / f"{name}.py").write_text(f"def {taken}(*arguments, **options):\n    return False\n")
+    stand_ins = write_stand_ins(scratch / "stand_ins")
     path = os.pathsep.join(filter(None, [str(checkout / "src"), os.environ.get("PYTHONPATH"), str(stand_ins)]))
     options = ["ref_origin=kernelbench", "dataset_src=local", "level=1", "problem_id=40", "backend=cupy"]
     options += [f"kernel_src_path={candidate}", "eval_mode=local", f"gpu_arch=['{gpu_arch}']"]
