@@ -39,14 +39,14 @@ from kbsub.eval.results.model import ResultError, write_json_atomic
 from kbsub.eval.run.machine_facts import gpu_index, gpu_name, measured_on
 from kbsub.eval.run.runner import Plan, Row, run
 from kbsub.eval.suite.records import NEEDS_GPU
-from kbsub.eval.tasks.cases import SKIPPED
+from kbsub.eval.tasks.cases import PARAMETERS_NOT_SET, SKIPPED
 from kbsub.eval.tasks.sizes import CHECK, SIZES
 from kbsub.eval.verdicts.register import KINDS
 
 BESIDE = ("identity", "stress", "oracle", "guards")  # of a reference as its own candidate
 SCHEMA = 1
 # What may be said of why a stage of somebody's file did not end well: words of this repository's own.
-PHRASES = (NEEDS_GPU, "defines no ModelNew", REFERENCE_REFUSES, "its parameters cannot be set")
+PHRASES = (NEEDS_GPU, "defines no ModelNew", REFERENCE_REFUSES, PARAMETERS_NOT_SET)
 
 
 @dataclass(frozen=True)

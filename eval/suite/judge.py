@@ -37,10 +37,10 @@ from kbsub.eval.suite.one_tensor import exact_problem
 from kbsub.eval.suite.questions import Broken, ask, still_usable
 from kbsub.eval.suite.records import NEEDS_GPU, NO_TIME, ended_without, no_verdict, oracle_record, stress_record
 from kbsub.eval.tasks.cases import APART, FAIL, NEARER, PASS, REFUSED, SKIPPED, Case, Row, select, suite
+from kbsub.eval.tasks.secret import secret_seed
 
 Progress = Callable[[dict[str, Any]], None]
 
-SECRET_BITS = 48
 CPU_ELEMENTS = 1 << 20  # cases of a larger shape of their own are left to a GPU
 HOSTED_ELEMENTS = 1 << 17  # the same where every thread of a kernel is executed on the CPU
 HOSTED_CALLS = 20  # instead of 1,000
@@ -105,7 +105,7 @@ def judge_many(payload: Mapping[str, Any], progress: Progress) -> dict[str, Any]
     modules_of(task)  # a reference program that does not run leaves nothing to judge, and no candidate to blame
     asked = applicable(shop := Workshop(task, device), cases)
     cases = select(asked.cases, payload.get("only") or ())
-    seed = payload.get("secret_seed", secrets.randbits(SECRET_BITS))
+    seed = secret_seed(payload)
     posed = [] if seed is None else secret_asked(shop, seed, oracle_only=bool(payload.get("oracle_only")))
     secret = select(posed, payload.get("only") or ())
     entrants, failed = _load([{**payload, **each} for each in payload["candidates"]], task, device)

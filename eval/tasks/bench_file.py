@@ -5,17 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from kbsub.eval.tasks.toml_file import read_record
+from kbsub.eval.tasks.toml_file import FrozenModel, read_record
 
 BENCH_FILE = "bench.toml"
 
 
-class ShapeSpec(BaseModel):
+class ShapeSpec(FrozenModel):
     """One shape beyond the official one: uniform inputs of these sizes, the constructor's arguments, the seed."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     inputs: list[list[int]] = Field(min_length=1)
     init: list[Any]
@@ -28,19 +26,15 @@ class ShapeSpec(BaseModel):
         return "x".join(map(str, self.inputs[0]))
 
 
-class ChainSpec(BaseModel):
+class ChainSpec(FrozenModel):
     """How many independent chains of how many dependent updates the task's reference order has."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     chains: int = Field(ge=1)
     updates: int = Field(ge=1)
 
 
-class BenchFile(BaseModel):
+class BenchFile(FrozenModel):
     """The bench.toml of a task folder."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     chain: ChainSpec | None = None
     shapes: list[ShapeSpec] = Field(default_factory=list)

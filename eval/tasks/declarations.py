@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator
+
+from kbsub.eval.tasks.toml_file import FrozenModel
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -34,10 +36,8 @@ class DeclarationError(ValueError):
     """A candidates.toml that cannot be believed; the message names the file, the row, the rule and the way out."""
 
 
-class Expect(BaseModel):
+class Expect(FrozenModel):
     """Verdicts a candidate is declared to get; measured otherwise, the declaration is wrong."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     official: Literal["pass", "fail"] = "pass"
     # pass: every case bit-equal to native on CUDA; fail: at least one is not; skip: measured, nothing claimed
@@ -52,10 +52,8 @@ class Expect(BaseModel):
     stress: dict[str, Any] = Field(default_factory=dict)
 
 
-class Declaration(BaseModel):
+class Declaration(FrozenModel):
     """One candidate file: the precisions it is meant for, its contract, and what it is expected to get."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     title: str = Field(min_length=1)
     precision: tuple[Precision, ...] = Field(min_length=1)

@@ -11,10 +11,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
 from kbsub.eval.tasks.bench_file import read_bench_file
 from kbsub.eval.tasks.cases import CaseShape, load_task_cases
+from kbsub.eval.tasks.toml_file import FrozenModel
 
 if TYPE_CHECKING:
     from kbsub.adapters.task import Task
@@ -22,13 +23,11 @@ if TYPE_CHECKING:
 ROWS, WIDTH = "rows", "width"
 
 
-class GridShape(BaseModel):
+class GridShape(FrozenModel):
     """How (rows, width) becomes a call: both words stand for the numbers, in the inputs' shapes and in `init`.
 
     Rows of the answer must not depend on one another, so every input begins with "rows".
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     inputs: tuple[tuple[int | Literal["rows", "width"], ...], ...] = Field(min_length=1)
     init: tuple[Any, ...] = ()

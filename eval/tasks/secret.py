@@ -6,7 +6,10 @@ Data, as the cases that everybody knows; nothing here computes.
 from __future__ import annotations
 
 import random
+import secrets
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from kbsub.eval.tasks.cases import EPS, INPUT, INPUTS, LAYOUTS, OWN_EPS, PARAMETERS, SECRET, Case, Input, Parameters
 
@@ -14,7 +17,14 @@ from kbsub.eval.tasks.cases import EPS, INPUT, INPUTS, LAYOUTS, OWN_EPS, PARAMET
 _OF_NO_NUMBER = ("zero", "ramp")
 _LAYOUTS = tuple(each for each in LAYOUTS if each != "misaligned_parameters")
 _SPARSE = (Input("one_larger", "sparse", seed=200, scale=8.0), Input("one_negative", "sparse", seed=201, scale=-8.0))
+SECRET_BITS = 48
 _PLACED = ("outlier", "special")
+
+
+def secret_seed(payload: Mapping[str, Any]) -> int | None:
+    """The seed of a judge's secret cases: the payload's "secret_seed" (None: none are asked), else a drawn one."""
+    seed: int | None = payload.get("secret_seed", secrets.randbits(SECRET_BITS))
+    return seed
 
 
 def secret_cases(seed: int) -> list[Case]:

@@ -11,22 +11,21 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from kbsub.adapters.pin import PIN
 from kbsub.adapters.task import OFFICIAL_SIZE, Task
 from kbsub.eval.tasks.task_file import read_task_file, task_file
+from kbsub.eval.tasks.toml_file import FrozenModel
 
 OFFICIAL, CHECK, SMALL = SIZES = (OFFICIAL_SIZE, "check", "small")  # the largest first
 RECORDED = Path(__file__).with_name("kernelbench_sizes.json")
 
 
-class Costs(BaseModel):
+class Costs(FrozenModel):
     """What one call takes at a size, in fp32. Bytes of what get_inputs draws, of parameters and buffers, of the
     outputs, and of the largest tensor that the forward makes; floating-point operations of products and convolutions.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     inputs: int = 0
     parameters: int = 0
@@ -45,34 +44,28 @@ class Costs(BaseModel):
         return self.held + self.largest
 
 
-class Size(BaseModel):
+class Size(FrozenModel):
     """New values for the integers of the reference program ({}: as written), and what a call takes.
 
     costs: None where nobody has found out. cpu_seconds: of one call on the CPU of whoever recorded it.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     values: dict[str, int] = Field(default_factory=dict)
     costs: Costs | None = None
     cpu_seconds: float | None = None
 
 
-class TaskSizes(BaseModel):
+class TaskSizes(FrozenModel):
     """The sizes of one task, by name. `sha256`: of the program they were derived from. why_not: of sizes that are no
     smaller than the next larger one, or that the reference refuses, in words."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     sha256: str
     sizes: dict[str, Size]
     why_not: dict[str, str] = Field(default_factory=dict)
 
 
-class RecordedSizes(BaseModel):
+class RecordedSizes(FrozenModel):
     """The committed file: the sizes of KernelBench's problems at one pin, by slug."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     pin: str
     torch: str

@@ -8,37 +8,33 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from kbsub.eval.tasks.folder import LOCAL, is_local, submissions_folder, submissions_roots
 from kbsub.eval.tasks.grid import GridShape
-from kbsub.eval.tasks.toml_file import TaskFolderError, read_record
+from kbsub.eval.tasks.toml_file import FrozenModel, TaskFolderError, read_record
 
 TASK_FILE = "task.toml"
 EMBEDDED = "level1_40"  # the one KernelBench problem that needs no checkout
 
 
-class Sizes(BaseModel):
+class Sizes(FrozenModel):
     """Sizes of the task other than its own, each as new values for integers that the reference program defines.
 
     check: about 512 MB in all; small: for a CPU and the host executor. {}: as written; None: not stated.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
-
     check: dict[str, int] | None = None
     small: dict[str, int] | None = None
 
 
-class TaskFile(BaseModel):
+class TaskFile(FrozenModel):
     """The task.toml of a task folder.
 
     operator: the package under eval/operators that knows its mathematics; None: nothing is known but its Model.
     reference: "level<L>_<id>" of KernelBench, or the name of a reference program in the folder.
     grid: how a number of rows and a width become a call; a task without one is in no sweep.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     title: str = ""
     operator: str | None = None

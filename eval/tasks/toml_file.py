@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -14,6 +14,12 @@ else:
     import tomli as tomllib
 
 Model = TypeVar("Model", bound=BaseModel)
+
+
+class FrozenModel(BaseModel):
+    """What a task's files say: every key is known, nothing is changed. Built when first used: most verbs use few."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 class TaskFolderError(ValueError):

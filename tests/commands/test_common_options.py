@@ -18,21 +18,12 @@ from kbsub.adapters.version import VERSION
 from kbsub.eval.cli import app
 from kbsub.eval.commands.saves import SaveWatch
 from support.paths import ROOT
+from support.relu_task import GOOD, TASK
 
 pytestmark = pytest.mark.usefixtures("warm_children")
 
 GROUP: Any = typer.main.get_command(app)
 STORED = str(ROOT / "results" / "h200" / "level1_40.json")
-TASK = """import torch
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return torch.relu(x)
-def get_inputs():
-    return [torch.randn(4, 4)]
-def get_init_inputs():
-    return []
-"""
-GOOD = "import torch\nclass ModelNew(torch.nn.Module):\n    def forward(self, x):\n        return x.clamp(min=0)\n"
 
 
 def kbsub(*arguments: str) -> Any:

@@ -16,6 +16,7 @@ from kbsub.eval.cli import app
 from kbsub.eval.results.manifest import write_manifest
 from kbsub.eval.run.doctor import Ability, Finding
 from support.judged_rows import official, put
+from support.relu_task import GOOD, TASK
 from support.stored_result import content
 
 pytestmark = pytest.mark.usefixtures("warm_children")
@@ -23,16 +24,6 @@ GROUP: Any = typer.main.get_command(app)
 SENTENCES = {"ci", "fetch", "new", "report"}  # these say what they wrote
 NEEDS_A_GPU = {"bench"}  # its answers are tested in tests/bench, here only that it knows the options
 COMPARED = {"native": {"allclose": True, "allclose_swapped": False, "class": "pass"}}
-TASK = """import torch
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return torch.relu(x)
-def get_inputs():
-    return [torch.randn(4, 4)]
-def get_init_inputs():
-    return []
-"""
-GOOD = "import torch\nclass ModelNew(torch.nn.Module):\n    def forward(self, x):\n        return x.clamp(min=0)\n"
 # Command -> its call, its exit code, and keys that its JSON must hold, each below the one before.
 CALLS: dict[str, tuple[tuple[str, ...], int, str]] = {
     "audit": (("audited.json",), 1, "comparisons"),

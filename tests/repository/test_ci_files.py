@@ -18,16 +18,8 @@ from kbsub.eval.cli import app
 from kbsub.eval.commands import ci
 from kbsub.eval.run.here import NAME as HERE
 from kbsub.eval.verdicts.register import KINDS
+from support.relu_task import TASK
 
-TASK = """import torch
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return torch.relu(x)
-def get_inputs():
-    return [torch.randn(4, 4)]
-def get_init_inputs():
-    return []
-"""
 BROKEN = "import torch\nclass ModelNew(torch.nn.Module):\n    def forward(self, x)\n        return x\n"
 
 

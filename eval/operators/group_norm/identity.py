@@ -13,13 +13,13 @@ import torch
 from kbsub.adapters.task import Modules
 from kbsub.eval.operators.group_norm import on_cpu
 from kbsub.eval.operators.group_norm.formula import Layer
-from kbsub.eval.operators.identity import FULL_SIZE, SECRET, SECRET_INPUTS, IdentitySuite, Question, Setting
+from kbsub.eval.operators.identity import FULL_SIZE, SECRET, SECRET_INPUTS, Question, Setting
 from kbsub.eval.operators.unit_norm.identity import (
     FULL_INPUTS,
-    INPUTS,
     MUTATION,
     OFFICIAL,
     TIMED_SEED,
+    DrawnCases,
     NormGroup,
     Shape,
 )
@@ -31,7 +31,7 @@ PLANES: tuple[tuple[int, ...], ...] = ((64, 64), (17, 19), (96, 96), (512, 512),
 PARAMETER_MUTATION = 0.9
 
 
-class GroupNormCases(IdentitySuite):
+class GroupNormCases(DrawnCases):
     """modules: the task's; shape: of its one input (batch, channels, *); layer: of its Model.
 
     A layer with parameters has three seeds with its own and with random ones, one without has six.
@@ -144,13 +144,6 @@ class GroupNormCases(IdentitySuite):
             inputs=[x],
             expected=lambda: {"output": self._native(setting, x, state, eps)},
         )
-
-    def _draw(self, setting: Setting, name: str, shape: Shape, own: bool) -> torch.Tensor:
-        if own and name == OFFICIAL and shape == self.shape:
-            x: torch.Tensor = self.modules.get_inputs()[0].to(setting.device)
-        else:
-            x = INPUTS["uniform" if name == OFFICIAL else name](shape, setting.device)
-        return x.to(setting.dtype)
 
     def _native(self, setting: Setting, x: torch.Tensor, state: dict[str, torch.Tensor], eps: float) -> torch.Tensor:
         groups, path = self.layer.groups, self.layer.path

@@ -109,7 +109,22 @@ def _rows() -> tuple[NormGroup, ...]:
     )
 
 
-class UnitNormCases(IdentitySuite):
+class DrawnCases(IdentitySuite):
+    """Cases of one input, drawn by the names of INPUTS."""
+
+    modules: Modules
+    shape: Shape
+
+    def _draw(self, setting: Setting, name: str, shape: Shape, own: bool) -> torch.Tensor:
+        """own: the task's own draw, where this is its own kind of input and shape."""
+        if own and name == OFFICIAL and shape == self.shape:
+            x: torch.Tensor = self.modules.get_inputs()[0].to(setting.device)
+        else:
+            x = INPUTS["uniform" if name == OFFICIAL else name](shape, setting.device)
+        return x.to(setting.dtype)
+
+
+class UnitNormCases(DrawnCases):
     """modules: the task's; shape: of its one input; norm, eps: of its Model."""
 
     def __init__(self, modules: Modules, shape: Shape, norm: Norm, eps: float) -> None:
@@ -173,13 +188,6 @@ class UnitNormCases(IdentitySuite):
             inputs=[x],
             expected=lambda: self._native(setting, x, eps),
         )
-
-    def _draw(self, setting: Setting, name: str, shape: Shape, own: bool) -> torch.Tensor:
-        if own and name == OFFICIAL and shape == self.shape:
-            x: torch.Tensor = self.modules.get_inputs()[0].to(setting.device)
-        else:
-            x = INPUTS["uniform" if name == OFFICIAL else name](shape, setting.device)
-        return x.to(setting.dtype)
 
     def _native(self, setting: Setting, x: torch.Tensor, eps: float) -> Outputs:
         if setting.hosted:

@@ -27,6 +27,7 @@ from kbsub.eval.operators.register import operator_of
 from kbsub.eval.process.cell import Cell, candidate_folder
 from kbsub.eval.process.isolated import JudgeFailure, Status, is_out_of_memory
 from kbsub.eval.remote.model import CandidateRefused, RemoteError, Worker
+from kbsub.eval.tasks.secret import secret_seed
 from kbsub.eval.tasks.toml_file import TaskFolderError
 from kbsub.eval.verdicts.identity.bench import Bench
 from kbsub.eval.verdicts.identity.declared import contradictions_of
@@ -36,7 +37,6 @@ from kbsub.eval.verdicts.identity.subject import Subject, WrongForm
 
 Progress = Callable[[dict[str, Any]], None]
 NAN_RULE = "any NaN equals any NaN; payload differences are counted apart"
-SECRET_BITS = 48
 REPEATS = {"cuda": 200, "cpu": 5}
 HOSTED_LIMITS = "H200_LIMITS"  # the device that the host executor stands for
 SHARE_OF_TIME = 0.9  # of the judge's own limit, for the candidate: what is left tells of a hang and ends the cell
@@ -201,7 +201,7 @@ def judge(payload: dict[str, Any], progress: Progress) -> dict[str, Any]:
         suite = suite_of(task, modules)
     limit = SHARE_OF_TIME * float(payload.get("timeout_s") or 300.0)
     with start_worker(payload, task, setting, limit) as worker:
-        seed = payload.get("secret_seed", secrets.randbits(SECRET_BITS))
+        seed = secret_seed(payload)
         bench = Bench(task, modules, Subject(worker, suite, started + limit), suite, setting, seed)
         return _judge(bench, payload, progress)
 
